@@ -1,0 +1,379 @@
+"""One connection to a queue's file: opening, waiting, transactions, checkpoints.
+
+Opening looks first (`mode=ro`) and opens for writing only what is ours, because merely
+closing a foreign file that was opened `mode=rw` can checkpoint its WAL or roll back its
+journal.  Every write runs in an explicit `BEGIN IMMEDIATE`; waiting for the write lock is
+a loop of short tries with jitter, as SQLite's own busy handler starves under contention
+and cannot be interrupted.
+
+Checkpoints: SQLite 3.7.0 to 3.51.2 can corrupt a file when a checkpoint overlaps a writer
+that resets the WAL (https://sqlite.org/wal.html#walresetbug).  So no connection checkpoints
+by itself, and `_checkpoint` runs one only while a second connection holds the write lock.
+
+This module knows nothing of jobs.  It never leaves a statement unfetched, and never opens
+the file other than through SQLite: closing any descriptor of it would drop the locks of
+all connections in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import threading
+import time
+
+from . import schema
+from .errors import DatabaseBusy, DatabaseError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import TypeVar
+
+    Result = TypeVar("Result")
+
+OLDEST_SQLITE = (3, 38, 0)
+PATIENCE_SECONDS = 10.0
+"""How long a caller waits for the write lock unless it says otherwise."""
+CHECKPOINT_BYTES = 4_000_000
+CHECKPOINT_PAUSE_SECONDS = 0.25
+_WRITE, _READ = "BEGIN IMMEDIATE", "BEGIN"
+_SQLITE_TIMEOUT_SECONDS = 0.01
+_NETWORK_FILE_SYSTEMS = ("9p", "afs", "ceph", "cifs", "glusterfs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs")
+_ALLOW_NETWORK = "JOBQUEUE_ALLOW_NETWORK_MOUNT"
+_PRAGMAS = ("synchronous = FULL", "fullfsync = 1", "wal_autocheckpoint = 0", "journal_size_limit = 1000000",
+            "mmap_size = 0", "cache_size = -32000", "trusted_schema = OFF", "cell_size_check = ON")
+
+
+class Connection:
+    """A connection to one file, guarded by a lock.
+
+    Safe across threads (they take turns) and across processes; refuses to work in a
+    process forked from the one that opened it.
+
+    Args:
+        path: the file; a symbolic link is followed, so that the WAL lies beside its target.
+        create: make the file (mode 0600) if it is missing, initialise it if it is empty.
+        patience_seconds: how long to wait for another process's write lock.
+        stop: asked while waiting; when it answers true, the wait ends with `DatabaseBusy`.
+
+    Raises:
+        DatabaseError: no file, not ours, too new, damaged, on a network mount, SQLite too old.
+        DatabaseBusy: another process kept the file locked.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = False,
+                 patience_seconds: float = PATIENCE_SECONDS, stop: Callable[[], bool] | None = None) -> None:
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise DatabaseError(f"jobqueue needs SQLite 3.38 or newer; this Python has {sqlite3.sqlite_version}")
+        self.shown_path = os.fspath(path)
+        self.path = os.path.realpath(self.shown_path)
+        self.patience_seconds = patience_seconds
+        self.stop = stop
+        self.commits = 0
+        """Transactions that this connection has committed: what `data_version` does not show."""
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._guard: sqlite3.Connection | None = None
+        self._last_checkpoint = 0.0
+        self._changes: int | None = None
+        """`total_changes` when the write transaction began; None in a snapshot."""
+        self._sqlite: sqlite3.Connection | None = None
+        self.created = False
+        """Whether this object has written the tables."""
+        self._open(create)
+        self._identity = _identity(self.path)
+
+    # -- opening and closing -----------------------------------------------------------
+
+    def _open(self, create: bool) -> None:
+        self._refuse_network_mount()
+        if os.path.isdir(self.path):
+            raise DatabaseError(f"{self.shown_path} is a directory; name a file in it")
+        if not os.path.exists(self.path):
+            if not create:
+                raise DatabaseError(f"there is no database {self.shown_path}; create it with: "
+                                    f"python -m jobqueue init --database {self.shown_path}")
+            self._create_empty_file()
+        if self._patiently(self._look_for_blank) and not create:
+            raise DatabaseError(f"{self.shown_path} is empty; make it a queue with: "
+                                f"python -m jobqueue init --database {self.shown_path}")
+        try:
+            self._sqlite = self._connect("rw")
+            self._patiently(self._prepare)
+        except BaseException:
+            self.close()
+            raise
+
+    def _look_for_blank(self) -> bool:
+        """Return whether the file is blank; raise unless it is that or ours."""
+        connection = self._connect("ro")
+        try:
+            if schema.is_blank(connection):
+                return True
+            schema.check_ours(connection, self.shown_path)
+            return False
+        finally:
+            connection.close()
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        try:
+            uri = f"file:{_percent_encoded(self.path)}?mode={mode}"
+            return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_SQLITE_TIMEOUT_SECONDS,
+                                   check_same_thread=False, cached_statements=200)
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+
+    def _prepare(self) -> None:
+        """Set what each connection needs; write the tables of a blank file, bring an older one up to date.
+
+        May be run again after a BUSY at any point.
+        """
+        connection = self.sqlite
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts in a blank file only, and never later
+        if connection.execute("PRAGMA journal_mode").fetchall() != [("wal",)] and \
+                connection.execute("PRAGMA journal_mode = WAL").fetchall() != [("wal",)]:
+            raise DatabaseError(f"{self.shown_path} cannot be switched to write-ahead logging; "
+                                "put it on a local file system")
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        if connection.execute("PRAGMA user_version").fetchall() == [(schema.VERSION,)]:
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            blank = schema.is_blank(connection)  # looked at again, now that nobody else can write
+            if blank:
+                schema.create(connection)
+            else:
+                schema.migrate(connection, schema.check_ours(connection, self.shown_path))
+            connection.execute("COMMIT")
+            self.created = self.created or blank
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    def _create_empty_file(self) -> None:
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+            os.close(os.open(self.path, flags, 0o600))
+        except FileExistsError:
+            return  # another process was quicker
+        except OSError as error:
+            raise DatabaseError(f"cannot create {self.shown_path}: {error.strerror}") from error
+
+    def _refuse_network_mount(self) -> None:
+        kind = _file_system(self.path)
+        if (kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")) and not os.environ.get(_ALLOW_NETWORK):
+            raise DatabaseError(f"{self.shown_path} lies on a network or shared mount ({kind}), where write-ahead "
+                                f"logging can corrupt it; use a local disk, or set {_ALLOW_NETWORK}=1 if only "
+                                "this machine ever opens it")
+
+    def close(self) -> None:
+        """Close the connection; a second call, or one in a forked child, does nothing.
+
+        The last connection of all processes checkpoints the file as it closes, which is
+        safe: SQLite does that under an exclusive lock.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            for connection in (self._guard, self._sqlite):
+                if connection is not None:
+                    connection.close()
+            self._guard = self._sqlite = None
+
+    def is_replaced(self) -> bool:
+        """Return whether the path no longer names the file that was opened (about 2 us)."""
+        return _identity(self.path) != self._identity
+
+    # -- statements --------------------------------------------------------------------
+
+    @property
+    def sqlite(self) -> sqlite3.Connection:
+        """The open `sqlite3` connection, for statements inside a transaction or snapshot.
+
+        Raises:
+            DatabaseError: closed, or opened by the process that this one was forked from.
+        """
+        if os.getpid() != self._pid:
+            raise DatabaseError(f"{self.shown_path} was opened by process {self._pid} before a fork; "
+                                "open it again in this one")
+        if self._sqlite is None:
+            raise DatabaseError(f"{self.shown_path} is closed")
+        return self._sqlite
+
+    def transaction(self) -> Transaction:
+        """Return a context manager: a write transaction, committed at its end, rolled back on an exception.
+
+        Inside another one of the same thread it joins that one.
+        """
+        return Transaction(self, _WRITE)
+
+    def snapshot(self) -> Transaction:
+        """Return a context manager in which all reads see one state of the file."""
+        return Transaction(self, _READ)
+
+    def data_version(self) -> tuple[int, int]:
+        """Return a value that changes with every commit, whoever made it; a hint to look, never a proof."""
+        with self._lock:
+            try:
+                ((version,),) = self.sqlite.execute("PRAGMA data_version").fetchall()
+            except sqlite3.Error as error:
+                raise self._explained(error) from error
+        return version, self.commits
+
+    def wal_bytes(self) -> int:
+        """Return the size of the write-ahead log, 0 if there is none."""
+        try:
+            return os.stat(self.path + "-wal").st_size
+        except OSError:
+            return 0
+
+    def _begin(self, statement: str) -> None:
+        connection = self.sqlite
+        if not self._lock.acquire(timeout=self.patience_seconds + 1):
+            raise DatabaseBusy(f"{self.shown_path} is in use by another thread; try again")
+        try:
+            if self._depth == 0:
+                self._patiently(lambda: connection.execute(statement))
+                self._changes = connection.total_changes if statement == _WRITE else None
+            self._depth += 1
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _end(self, failed: bool) -> None:
+        try:
+            self._depth -= 1
+            if self._depth == 0:
+                self._finish(failed)
+        finally:
+            self._lock.release()
+
+    def _finish(self, failed: bool) -> None:
+        connection = self.sqlite
+        try:
+            if not failed:
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+        finally:
+            if connection.in_transaction:  # SQLite has often rolled back already, after a full disk, say
+                connection.execute("ROLLBACK")
+        if not failed and self._changes not in (None, connection.total_changes):
+            self.commits += 1
+            self._checkpoint()
+
+    def _patiently(self, action: Callable[[], Result]) -> Result:
+        """Run `action` again while the file is locked, at most for `patience_seconds`."""
+        deadline = time.monotonic() + self.patience_seconds
+        while True:
+            try:
+                return action()
+            except sqlite3.Error as error:
+                stopped = self.stop is not None and self.stop()
+                if not _is_busy(error) or stopped or time.monotonic() >= deadline:
+                    raise self._explained(error) from error
+            time.sleep(0.0003 + time.perf_counter_ns() % 1_700 / 1_000_000)  # jitter, so that nobody starves
+
+    def _explained(self, error: sqlite3.Error) -> DatabaseError:
+        """Return our error for one of SQLite's."""
+        code = getattr(error, "sqlite_errorcode", None) or 0
+        kind = code & 0xFF
+        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return DatabaseBusy(f"{self.shown_path} stayed locked by another process for "
+                                f"{self.patience_seconds:g} seconds; try again")
+        what = {
+            sqlite3.SQLITE_NOTADB: "is not a SQLite database, so it was left alone; choose another path",
+            sqlite3.SQLITE_CORRUPT: "is damaged; restore a backup",
+            sqlite3.SQLITE_FULL: "cannot grow: the disk is full; make room and try again",
+            sqlite3.SQLITE_READONLY: "cannot be written: check the permissions of the file and its directory",
+            sqlite3.SQLITE_PERM: "cannot be opened: check its permissions",
+            sqlite3.SQLITE_CANTOPEN: "cannot be opened: check the path and the permissions of its directory",
+            sqlite3.SQLITE_IOERR: "cannot be read or written: check the disk",
+        }.get(kind, "does not answer as expected")
+        return DatabaseError(f"{self.shown_path} {what} (SQLite says: {error})")
+
+    # -- checkpoints -------------------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        """Move the WAL's pages into the file once there are many, with the write lock held elsewhere."""
+        now = time.monotonic()
+        if now - self._last_checkpoint < CHECKPOINT_PAUSE_SECONDS or self.wal_bytes() < CHECKPOINT_BYTES:
+            return
+        self._last_checkpoint = now
+        try:
+            if self._guard is None:
+                self._guard = self._connect("rw")
+                self._guard.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
+            self._guard.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            return  # somebody is writing: the next commit tries again, nothing is lost by waiting
+        try:
+            self.sqlite.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        except sqlite3.Error:
+            self._last_checkpoint = now + 1  # a full disk, say: the commit is safe, try again later
+        finally:
+            self._guard.execute("ROLLBACK")
+
+
+class Transaction:
+    """See `Connection.transaction`; errors of SQLite inside it come out as `DatabaseError`."""
+
+    __slots__ = ("_connection", "_statement")
+
+    def __init__(self, connection: Connection, statement: str) -> None:
+        self._connection = connection
+        self._statement = statement
+
+    def __enter__(self) -> None:
+        self._connection._begin(self._statement)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        self._connection._end(failed=kind is not None)
+        if isinstance(error, sqlite3.Error):
+            raise self._connection._explained(error) from error
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _percent_encoded(path: str) -> str:
+    """Return a path for a `file:` URI, in which `?`, `#` and `%` would otherwise mean something."""
+    return "".join(chr(byte) if (chr(byte).isalnum() and byte < 128) or byte in b"/._-" else f"%{byte:02X}"
+                   for byte in os.fsencode(path))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells one file from another; None if there is none at `path`."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _file_system(path: str) -> str:
+    """Return the kind of file system that holds `path`; empty where the machine does not tell."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            return _kind_of_mount(path, mounts)
+    except OSError:
+        return ""
+
+
+def _kind_of_mount(path: str, mounts: Iterable[str]) -> str:
+    """Find `path`'s mount in the lines of proc(5)'s mountinfo: the longest mount point, the last of equals."""
+    longest, kind = "", ""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        point = left.split(" ")[4].replace("\\040", " ").rstrip("/") + "/"
+        if path.startswith(point) and len(point) >= len(longest):
+            longest, kind = point, right.split(" ")[0]
+    return kind

@@ -1,0 +1,282 @@
+"""`Queue`: the engine with a clock and in the units people use.
+
+Adds to `Store` the wall clock, seconds, JSON values and waiting; no rule and no
+transition lives here.
+"""
+
+from __future__ import annotations
+
+import time
+
+from .db import Store
+from .errors import InvalidJob, UnknownJobError
+from .jobs import DEFAULT_QUEUE, check_integer, check_name, duration_ms, new_job, new_job_from
+from .leases import RECOVER_CHUNK
+from .lifecycle import DEFAULT_MAX_ATTEMPTS, FAILED, FINISHED
+from .times import now_ms
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+    from typing import Any
+
+    from .jobs import Job, NewJob
+
+    Jobs = list[Job]  # inside the class, `list` is a method
+    Ids = list[str]
+
+LOOK_SECONDS = 0.004
+"""How often `wait` looks for commits of others; one look costs about 3 us."""
+
+
+class Queue:
+    """A job queue in one SQLite file.
+
+    A context manager.  One object may be used by many threads, and a file by any number of
+    objects and processes; after a fork, the child must open its own.  All methods raise
+    `DatabaseError` when the file cannot be used, and `DatabaseBusy` when another process
+    has kept it locked for `patience_seconds`.
+
+    Args:
+        path: the file.
+        create: make it if it is missing; False: a missing file is a `DatabaseError`.
+        clock: returns milliseconds since the Unix epoch; None: the wall clock.
+        patience_seconds: how long a call waits for the write lock.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], create: bool = False, clock: Callable[[], int] | None = None,
+                 patience_seconds: float = 10.0) -> None:
+        self._clock = clock or now_ms
+        self._store = Store(path, create=create, patience_seconds=patience_seconds)
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._store.close()
+
+    @property
+    def created(self) -> bool:
+        """Whether opening has made the file a queue, so that it was none before."""
+        return self._store.created
+
+    # -- putting jobs in -----------------------------------------------------------------
+
+    def enqueue(self, type: str, payload: object = None, *, queue: str = DEFAULT_QUEUE, id: str | None = None,
+                priority: int = 0, run_at: str | int | datetime | None = None, delay: float | str | None = None,
+                max_attempts: int = DEFAULT_MAX_ATTEMPTS, timeout: float | str | None = None,
+                idempotency_key: str | None = None, depends_on: Sequence[str] = (),
+                trace: str | None = None) -> str:
+        """Store one job durably and return its id; the arguments are those of `jobs.new_job`.
+
+        With an `idempotency_key` that a job in the file has already, nothing is stored and
+        that job's id is returned.
+
+        Raises:
+            InvalidJob: an argument breaks a rule, the id is taken, or a dependency unknown.
+        """
+        return self.add(new_job(
+            type, payload, queue=queue, id=id, priority=priority, run_at=run_at, delay=delay,
+            max_attempts=max_attempts, timeout=timeout, idempotency_key=idempotency_key,
+            depends_on=depends_on, trace=trace))[0]
+
+    def enqueue_many(self, jobs: Iterable[Mapping[str, Any]]) -> Ids:
+        """Store many jobs, all or none, and return their ids in order.
+
+        Each job is a mapping with the arguments of `enqueue`; `type` is required.  Jobs may
+        depend on others of the batch by their `id`, in any order.
+
+        Raises:
+            InvalidJob: some job breaks a rule; the message and `.index` (from 0) tell which.
+            DependencyCycle: jobs of the batch depend on each other in a ring.
+        """
+        position = -1
+
+        def checked() -> Iterator[tuple[int, NewJob]]:
+            nonlocal position
+            for position, fields in enumerate(jobs):
+                yield position, new_job_from(fields)
+
+        try:
+            return list(self.add_many(checked()))
+        except InvalidJob as error:
+            error.index = position if error.index is None else error.index
+            error.args = (f"jobs[{error.index}]: {error}",)
+            raise
+
+    def add(self, job: NewJob) -> tuple[str, bool]:
+        """Store one checked job; return its id, and False if its idempotency key was known already."""
+        with self._store.transaction():
+            return self._store.add(job, now_ms=self._clock())
+
+    def add_many(self, jobs: Iterable[tuple[int, NewJob]]) -> Iterator[str]:
+        """Store checked jobs, all or none, then yield their ids in order; memory stays flat.
+
+        Each comes with a rising number, which `InvalidJob.index` gives back.  A generator: all is
+        stored when the first id is asked for.
+        """
+        with self._store.batch() as batch:
+            batch.extend(jobs)
+            batch.check()
+            with self._store.transaction():
+                batch.store(now_ms=self._clock())
+            yield from batch.ids()
+
+    # -- working -------------------------------------------------------------------------
+
+    def claim(self, worker_id: str, lease_seconds: float = 30, limit: int = 1,
+              queues: Sequence[str] = (DEFAULT_QUEUE,)) -> Jobs:
+        """Take up to `limit` due jobs under a lease; expired leases of these queues are recovered first.
+
+        Highest priority first, then the oldest.  O(limit log n), whatever else is in the file.
+
+        Raises:
+            InvalidJob: no worker id, no queue, or a lease or limit that is not positive.
+        """
+        lease_ms = duration_ms(lease_seconds, "lease_seconds", 1)
+        check_name(worker_id, "worker_id")
+        check_integer(limit, "limit", 1)
+        if isinstance(queues, str) or not queues:
+            raise InvalidJob("queues must be a list of at least one name")
+        while True:
+            with self._store.transaction():
+                now = self._clock()
+                recovered = self._store.recover_expired(now_ms=now, queues=queues)
+                if not self._store.promote(now_ms=now, queues=queues) and len(recovered) < RECOVER_CHUNK:
+                    return self._store.claim(worker_id, now_ms=now, lease_ms=lease_ms, limit=limit, queues=queues)
+
+    def complete(self, id: str, lease_token: str, result: object = None) -> bool:
+        """Store a job's result and free its dependents; False, and no change, if the lease is lost.
+
+        Raises:
+            InvalidJob: the result is not JSON; the lease is left as it was.
+            UnknownJobError: there is no such job; so with all methods that take an id.
+        """
+        with self._store.transaction():
+            return self._store.complete(id, lease_token, result, now_ms=self._clock())
+
+    def fail(self, id: str, lease_token: str, error: object, *, retry_after: float | str | None = None,
+             final: bool = False) -> bool:
+        """Record a failed attempt; False, and no change, if the lease is lost.
+
+        Args:
+            error: what went wrong; its text is kept, up to 4,000 characters.
+            retry_after: wait before the next attempt, in seconds or as `5m`; None: the backoff.
+            final: no further attempt.
+        """
+        delay_ms = None if retry_after is None else duration_ms(retry_after, "retry_after")
+        with self._store.transaction():
+            return self._store.fail(id, lease_token, error, now_ms=self._clock(), delay_ms=delay_ms,
+                                    final=final) is not None
+
+    def extend(self, id: str, lease_token: str, lease_seconds: float = 30) -> bool:
+        """Let the lease run for `lease_seconds` from now; False if it is lost."""
+        lease_ms = duration_ms(lease_seconds, "lease_seconds", 1)
+        with self._store.transaction():
+            return self._store.extend(id, lease_token, now_ms=self._clock(), lease_ms=lease_ms)
+
+    def release(self, id: str, lease_token: str) -> bool:
+        """Give a claimed job back with its attempt; False, and no change, if the lease is lost."""
+        with self._store.transaction():
+            return self._store.release(id, lease_token, now_ms=self._clock())
+
+    def recover_expired(self, queues: Sequence[str] = (DEFAULT_QUEUE,)) -> int:
+        """End the leases that have run out in these queues; return how many."""
+        total = 0
+        while True:
+            with self._store.transaction():
+                found = len(self._store.recover_expired(now_ms=self._clock(), queues=queues))
+            total += found
+            if found < RECOVER_CHUNK:
+                return total
+
+    # -- looking -------------------------------------------------------------------------
+
+    def get(self, id: str) -> Job | None:
+        """Return a job as it is now, None if there is none."""
+        return self._store.get(id)
+
+    def list(self, status: str | None = None, type: str | None = None, limit: int | None = None,
+             queue: str | None = None) -> Jobs:
+        """Return jobs, newest first; None: of any status, type, queue, and without a limit.
+
+        Raises:
+            ValueError: there is no such status.
+        """
+        return list(self.iterate(status, type, limit, queue))
+
+    def iterate(self, status: str | None = None, type: str | None = None, limit: int | None = None,
+                queue: str | None = None) -> Iterator[Job]:
+        """Yield what `list` returns, page by page, so that memory stays flat."""
+        return self._store.iterate(status=status, type=type, queue=queue, limit=limit)
+
+    def stats(self, queue: str | None = None) -> dict[str, int]:
+        """Return how many jobs have each status, and how many of the waiting ones are
+        `ready`, `scheduled`, `waiting` (for dependencies) or `blocked`; None: in the whole file."""
+        return {**self._store.counts(queue), **self._store.shares(queue, now_ms=self._clock())}
+
+    def wait(self, id: str, timeout: float | None = None) -> Job:
+        """Return a job once it is finished, in whatever way.
+
+        Args:
+            timeout: seconds; None: wait for ever.
+
+        Raises:
+            TimeoutError: it was not finished in time.
+            UnknownJobError: there is no such job.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            version = self._store.data_version()
+            job = self.get(id)
+            if job is None:
+                raise UnknownJobError(id)
+            if job.status in FINISHED:
+                return job
+            while self._store.data_version() == version:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"job {id!r} was still {job.status} after {timeout:g} seconds")
+                time.sleep(LOOK_SECONDS)
+
+    # -- steering ------------------------------------------------------------------------
+
+    def cancel(self, id: str) -> bool:
+        """Cancel a job that is not finished; a running one loses its lease.  False if it is finished."""
+        with self._store.transaction():
+            return self._store.cancel(id, now_ms=self._clock())
+
+    def retry(self, id: str) -> bool:
+        """Give a failed or canceled job a new budget of attempts; False if it is neither."""
+        with self._store.transaction():
+            return self._store.retry(id, now_ms=self._clock())
+
+    def retry_failed(self, type: str | None = None, id: str | None = None, dry_run: bool = False) -> int:
+        """Give all failed jobs a new budget, or only those of a type, or one; return how many.
+
+        Args:
+            dry_run: only count them.
+
+        Raises:
+            UnknownJobError: `id` names no job.
+        """
+        if id is not None:
+            job = self.get(id)
+            if job is None:
+                raise UnknownJobError(id)
+            chosen = job.status == FAILED and type in (None, job.type)
+            return int(chosen and (dry_run or self.retry(id)))
+        if dry_run:
+            return sum(1 for _ in self.iterate(FAILED, type))
+        total, last = 0, 0
+        while True:
+            with self._store.transaction():
+                count, last = self._store.retry_failed(now_ms=self._clock(), type=type, after_seq=last)
+            if count == 0:
+                return total
+            total += count

@@ -1,0 +1,1 @@
+"""Tests of jobqueue: standard library only, run with `python -m unittest discover` at the top."""

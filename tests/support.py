@@ -1,0 +1,334 @@
+"""What the tests share: a temporary directory, the real command line, processes that never outlive a test.
+
+`run` and `TempDirTestCase.start` drive `python -m jobqueue` as a person would; `until` waits for another
+real process with a deadline; `FakeClock` stands in wherever time has to pass. Nothing here sleeps to let
+time pass, and nothing opens a database file in this process other than through SQLite: closing such a
+descriptor would drop the locks that SQLite holds here.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+TOP = Path(__file__).resolve().parent.parent
+_T = TypeVar("_T")
+
+
+class FakeClock:
+    """A clock that stands still until it is moved: call it for the time in ms since the epoch."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def advance(self, ms: int) -> None:
+        """Move by `ms` milliseconds; a negative number steps the clock back."""
+        self.now_ms += ms
+
+
+class Process(subprocess.Popen[bytes]):
+    """A started command whose output goes to files, so that it never waits for a reader."""
+
+    stdout_path: Path
+    stderr_path: Path
+
+    def stdout_text(self) -> str:
+        """Return what it has written to stdout so far (empty if stdout was redirected)."""
+        return _decode(self.stdout_path.read_bytes())
+
+    def stderr_text(self) -> str:
+        """Return what it has written to stderr so far (empty if stderr was redirected)."""
+        return _decode(self.stderr_path.read_bytes())
+
+    def finish(self, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+        """Wait for its end and return exit code and whole output; fail after `timeout` seconds."""
+        try:
+            code = self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            message = f"still running after {timeout} s: {self.args!r}\n{self.stderr_text()}"
+            raise AssertionError(message) from None
+        return subprocess.CompletedProcess(self.args, code, self.stdout_text(), self.stderr_text())
+
+
+class TempDirTestCase(unittest.TestCase):
+    """A test with a directory of its own (`self.dir`) and a path for a database in it (`self.db`, not made).
+
+    What the garbage collector or a thread complains of during the test fails it, so that under
+    `-W error::ResourceWarning` a leaked connection, file or process is a failure and not a line on stderr.
+    """
+
+    dir: Path
+    db: Path
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._watch_for_hidden_errors()
+        directory = tempfile.TemporaryDirectory(prefix="jobqueue-test-")
+        self.addCleanup(directory.cleanup)
+        # Resolved: on macOS the temporary directory lies behind a symbolic link.
+        self.dir = Path(directory.name).resolve()
+        self.db = self.dir / "jobs.db"
+
+    def start(
+        self,
+        *args: object,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | Path | None = None,
+        stdin: Any = subprocess.DEVNULL,
+        stdout: Any = None,
+        stderr: Any = None,
+    ) -> Process:
+        """Start `python -m jobqueue ARGS` in a session of its own; it and its children end with the test.
+
+        Signal the whole group, as Ctrl+C does, with `os.killpg(process.pid, signal.SIGINT)`.
+        """
+        return self.spawn(command(*args), env=env, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr)
+
+    def spawn(
+        self,
+        argv: list[str],
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | Path | None = None,
+        stdin: Any = subprocess.DEVNULL,
+        stdout: Any = None,
+        stderr: Any = None,
+    ) -> Process:
+        """Start any program as `start` does; `stdout`/`stderr` of None go to files, see `Process`."""
+        paths = []
+        for suffix in (".out", ".err"):
+            handle, name = tempfile.mkstemp(suffix, "process-", self.dir)
+            os.close(handle)
+            paths.append(Path(name))
+        with paths[0].open("wb") as out, paths[1].open("wb") as err:
+            process = Process(
+                argv,
+                stdin=stdin,
+                stdout=out if stdout is None else stdout,
+                stderr=err if stderr is None else stderr,
+                env=environment(env),
+                cwd=cwd,
+                start_new_session=True,
+            )
+        self.addCleanup(_end, process)
+        process.stdout_path, process.stderr_path = paths
+        return process
+
+    def _watch_for_hidden_errors(self) -> None:
+        seen: list[str] = []
+        unraisable, in_thread = sys.unraisablehook, threading.excepthook
+
+        def restore() -> None:
+            if sys.warnoptions:
+                gc.collect()  # a forgotten SQLite connection is part of a cycle
+            sys.unraisablehook, threading.excepthook = unraisable, in_thread
+            if seen:
+                self.fail("errors that no test saw: " + "; ".join(seen))
+
+        # Only text is kept: holding the exception would keep alive what is being destroyed.
+        sys.unraisablehook = lambda args: seen.append(f"{args.exc_value!r} in {args.object!r}")
+        threading.excepthook = lambda args: seen.append(f"{args.exc_value!r} in {args.thread!r}")
+        self.addCleanup(restore)
+
+
+def command(*args: object) -> list[str]:
+    """Return the argument vector of `python -m jobqueue ARGS`."""
+    return [sys.executable, "-m", "jobqueue", *(str(arg) for arg in args)]
+
+
+def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
+    """Return this process's environment fit for a command, with `changes` on top (None removes a name).
+
+    The package is importable from any directory; settings of the person who runs the tests are left out.
+    """
+    env = dict(os.environ)
+    for name in ("JOBQUEUE_DATABASE", "NO_COLOR", "PYTHONIOENCODING"):
+        env.pop(name, None)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TOP), env.get("PYTHONPATH"))))
+    for name, value in (changes or {}).items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    return env
+
+
+def run(
+    *args: object,
+    input: str | bytes | None = None,
+    env: Mapping[str, str | None] | None = None,
+    timeout: float = 30,
+    cwd: str | Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m jobqueue ARGS` to its end and return exit code, stdout and stderr.
+
+    Without `input` there is nothing on stdin. Output is taken as it is: no newline is translated, and bytes
+    that are not UTF-8 become lone surrogates. After `timeout` seconds the whole group is killed and the
+    test fails.
+    """
+    argv = command(*args)
+    given = input.encode("utf-8", "surrogateescape") if isinstance(input, str) else input
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(env),
+        cwd=cwd,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(given, timeout)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            out, err = process.communicate()
+            raise AssertionError(
+                f"still running after {timeout} s: {shlex.join(argv)}\n{_decode(err)}"
+            ) from None
+        except BaseException:
+            _kill(process)
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, _decode(out), _decode(err))
+
+
+def until(
+    predicate: Callable[[], _T], timeout: float = 10, what: str = "the condition", interval: float = 0.01
+) -> _T:
+    """Ask `predicate` again until its answer is true and return that; fail after `timeout` seconds.
+
+    This waits for other processes. Where only time has to pass, move a `FakeClock`.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        answer = predicate()
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {timeout} s in vain for {what} (last answer: {answer!r})")
+        time.sleep(interval)
+
+
+def jobs(db: str | Path) -> list[dict[str, Any]]:
+    """Return all jobs as `list --json` tells them, newest first."""
+    done = run("list", "--database", db, "--json")
+    if done.returncode != 0:
+        raise AssertionError(f"list exited {done.returncode}: {done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def sql(db: str | Path, query: str, *args: object) -> list[tuple[Any, ...]]:
+    """Return the rows of a query; the connection cannot write."""
+    connection = sqlite3.connect(f"file:{quote(str(db))}?mode=ro", uri=True, timeout=10, isolation_level=None)
+    try:
+        return connection.execute(query, args).fetchall()
+    finally:
+        connection.close()
+
+
+def file_bytes(path: str | Path) -> dict[str, bytes]:
+    """Return name and content of a file and of all beside it whose names begin like it (`-wal`, `-shm`, ...).
+
+    Equal before and after means: nothing changed, nothing was left there. Another program reads them, see
+    the top of this module.
+    """
+    path = Path(path)
+    names = sorted(entry.name for entry in path.parent.iterdir() if entry.name.startswith(path.name))
+    return {
+        name: subprocess.run(["cat", "--", path.parent / name], capture_output=True, check=True).stdout
+        for name in names
+    }
+
+
+def alive(pid: int) -> bool:
+    """Say whether the process exists and runs; a zombie does not."""
+    return _processes().get(pid, (0, "Z"))[1] != "Z"
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of its direct children, zombies left out, oldest number first."""
+    return sorted(child for child, (parent, state) in _processes().items() if parent == pid and state != "Z")
+
+
+def zombies_of(pid: int) -> list[int]:
+    """Return the pids of its direct children that ended and were not reaped."""
+    return sorted(child for child, (parent, state) in _processes().items() if parent == pid and state == "Z")
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """Map each pid to (parent's pid, one letter of state); X, about to vanish, counts as Z."""
+    found = {}
+    if Path("/proc/self/stat").exists():
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    line = Path("/proc", entry, "stat").read_text("utf-8", "replace")
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it ended since the directory was read
+                # The name, in parentheses, may hold anything: look behind the last one.
+                state, parent = line.rpartition(")")[2].split()[:2]
+                found[int(entry)] = (int(parent), state)
+    else:
+        listing = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, text=True, check=True
+        )
+        for line in listing.stdout.splitlines():
+            number, parent, state = line.split()[:3]
+            found[int(number)] = (int(parent), state[0])
+    return {pid: (parent, "Z" if state == "X" else state) for pid, (parent, state) in found.items()}
+
+
+def _descendants(pid: int) -> list[int]:
+    processes = _processes()
+    family, waiting = [], [pid]
+    while waiting:
+        current = waiting.pop()
+        born = [child for child, (parent, _) in processes.items() if parent == current]
+        family += born
+        waiting += born
+    return family
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL it, all its descendants, and what else is in its group, also when it has ended already."""
+    family = _descendants(process.pid) if process.poll() is None else []
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # the group is empty; macOS answers so when only zombies are left in it
+    for pid in family:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _end(process: Process) -> None:
+    _kill(process)
+    process.wait(10)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass  # unsent input of a process that is gone
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
