@@ -1,0 +1,270 @@
+"""How jobs look: tables for people, JSON lines for programs, time spans, colour, escaping.
+
+Everything that a job brings along (ids, errors, types) passes through `escape` on its way
+to a terminal, and through `json_line` on its way to a program, so that no control
+character, and no character that hides or reorders others, ever gets out.
+
+Pure functions of their arguments: nothing here writes, opens a file or reads a clock;
+only `terminal_width` and `use_colour` look at the stream they are given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from itertools import islice
+
+from .jobs import DEFAULT_QUEUE
+from .lifecycle import CANCELED, COMPLETED, FAILED, PENDING, RETRYING, RUNNING
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import TextIO
+
+    from .jobs import Job
+
+# C0 and C1 controls and DEL; soft hyphen; zero-width, joining and direction marks; line and
+# paragraph separators; embeddings, overrides and isolates; invisible operators; the byte
+# order mark; interlinear annotation; lone surrogates; the tag block.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+ELLIPSIS = "…"
+GAP = "  "
+ROWS_MEASURED = 1_000
+"""The widths of a table's columns are those of its first rows, so that a long list streams."""
+FALLBACK_WIDTH = 80
+MIN_COLUMN = 4
+MIN_LAST_COLUMN = 20
+
+_COLOURS = {COMPLETED: "32", FAILED: "1;31", RUNNING: "36", RETRYING: "33", CANCELED: "2"}
+
+
+# -- text -----------------------------------------------------------------------------
+
+def escape(text: str) -> str:
+    r"""Return text fit for one line of a terminal: what is unsafe becomes `\n`, `\x1b`, `\u202e`."""
+    return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    code = ord(character)
+    if character in _SHORT:
+        return _SHORT[character]
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def width_of(text: str) -> int:
+    """Return how many terminal cells escaped text takes: wide characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_cells, text))
+
+
+def _cells(character: str) -> int:
+    if character < "\u0300":
+        return 1
+    from unicodedata import category, east_asian_width
+
+    if category(character) in ("Mn", "Me", "Cf") or "\u1160" <= character <= "\u11ff":  # Hangul vowels join
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """Return escaped text cut to `width` cells; what is missing shows as an ellipsis."""
+    if width_of(text) <= width:
+        return text
+    kept, room = [], width - 1
+    for character in text:
+        room -= _cells(character)
+        if room < 0:
+            break
+        kept.append(character)
+    return "".join(kept) + ELLIPSIS
+
+
+# -- time -----------------------------------------------------------------------------
+
+def span(ms: int) -> str:
+    """Return a length of time as people say it: `250 ms`, `1.2 s`, `45 s`, `4 min`, `7 h`, `3 d`; cut down."""
+    if ms < 1_000:
+        return f"{ms} ms"
+    if ms < 10_000:
+        return f"{ms // 100 / 10:g} s"
+    for unit, unit_ms, limit in (("s", 1_000, 60), ("min", 60_000, 60), ("h", 3_600_000, 48)):
+        if ms < limit * unit_ms:
+            return f"{ms // unit_ms} {unit}"
+    return f"{ms // 86_400_000:,} d"
+
+
+def relative(then_ms: int, now_ms: int) -> str:
+    """Return a moment as seen from now: `in 4 min`, `3 h ago`, `now` within a second."""
+    distance = then_ms - now_ms
+    if abs(distance) < 1_000:
+        return "now"
+    return f"in {span(distance)}" if distance > 0 else f"{span(-distance)} ago"
+
+
+# -- JSON -----------------------------------------------------------------------------
+
+def json_line(value: Mapping[str, object], ascii_only: bool = False) -> str:
+    """Return a value as one line of JSON in which unsafe characters are escaped.
+
+    `ascii_only` escapes all that is not ASCII, for a stdout that is not UTF-8.
+    """
+    text = json.dumps(value, ensure_ascii=ascii_only, separators=(", ", ": "))
+    # All that is left to escape can only stand inside a JSON string.
+    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)
+
+
+# -- the stream -----------------------------------------------------------------------
+
+def terminal_width(stream: TextIO, environ: Mapping[str, str]) -> int | None:
+    """Return the columns of a terminal (`COLUMNS` wins); None: the stream is no terminal."""
+    if not stream.isatty():
+        return None
+    wanted = environ.get("COLUMNS", "")
+    if re.fullmatch(r"[1-9][0-9]{0,5}", wanted):
+        return int(wanted)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or FALLBACK_WIDTH
+    except OSError:
+        return FALLBACK_WIDTH
+
+
+def use_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Say whether colour is welcome: on a terminal that is not dumb, unless `NO_COLOR` is set."""
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+# -- tables ---------------------------------------------------------------------------
+
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: its heading.
+        right: aligned to the right, for numbers.
+        shrinks: may be cut when the terminal is narrow.
+        colours: cell text -> SGR code.
+    """
+
+    __slots__ = ("colours", "right", "shrinks", "title")
+
+    def __init__(
+        self, title: str, *, right: bool = False, shrinks: bool = False,
+        colours: Mapping[str, str] | None = None,
+    ) -> None:
+        self.title = title
+        self.right = right
+        self.shrinks = shrinks
+        self.colours = colours or {}
+
+
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None, colour: bool = False,
+) -> Iterator[str]:
+    """Yield the lines of a table, its heading first; cells are escaped here.
+
+    Args:
+        columns: the last one takes what room is left.
+        rows: consumed bit by bit; columns are as wide as the first thousand rows need.
+        width: cut lines to so many cells; None: never cut anything.
+    """
+    iterator = iter(rows)
+    block = [[escape(cell) for cell in row] for row in islice(iterator, ROWS_MEASURED)]
+    titles = [column.title for column in columns]
+    widths = [max(map(width_of, cells)) for cells in zip(titles, *block, strict=True)]
+    if width is not None:
+        _shrink(widths, columns, width)
+    yield _line(columns, titles, widths, width is not None, False)
+    while block:
+        for row in block:
+            yield _line(columns, row, widths, width is not None, colour)
+        block = [[escape(cell) for cell in row] for row in islice(iterator, ROWS_MEASURED)]
+
+
+def _shrink(widths: list[int], columns: Sequence[Column], width: int) -> None:
+    """Make a table fit: the last column gives way first, then whichever of the others is widest."""
+    excess = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    last = len(widths) - 1
+    given = max(0, min(excess, widths[last] - MIN_LAST_COLUMN))
+    widths[last] -= given
+    excess -= given
+    while excess > 0:
+        candidates = [n for n, column in enumerate(columns) if column.shrinks and widths[n] > MIN_COLUMN]
+        if not candidates:
+            break
+        widths[max(candidates, key=widths.__getitem__)] -= 1
+        excess -= 1
+
+
+def _line(
+    columns: Sequence[Column], cells: Sequence[str], widths: Sequence[int], cutting: bool, colour: bool,
+) -> str:
+    parts = []
+    for column, cell, width in zip(columns, cells, widths, strict=True):
+        shown = cut(cell, width) if cutting else cell
+        padding = " " * (width - width_of(shown))
+        if colour and cell in column.colours:
+            shown = f"\x1b[{column.colours[cell]}m{shown}\x1b[0m"
+        parts.append(padding + shown if column.right else shown + padding)
+    return GAP.join(parts).rstrip()
+
+
+def jobs_table(
+    jobs: Iterable[Job], now_ms: int, width: int | None = None, colour: bool = False,
+) -> Iterator[str]:
+    """Yield the lines of the table that `list` shows; times are relative to `now_ms`.
+
+    `width` and `colour` as in `table`.  The queue is a column only if one of the first
+    thousand jobs is not in the default one.
+    """
+    iterator = iter(jobs)
+    first = list(islice(iterator, ROWS_MEASURED))
+    with_queue = any(job.queue != DEFAULT_QUEUE for job in first)
+    columns = [
+        Column("ID", shrinks=True),
+        *([Column("QUEUE", shrinks=True)] if with_queue else []),
+        Column("TYPE", shrinks=True),
+        Column("STATUS", colours=_COLOURS),
+        Column("PRIO", right=True),
+        Column("TRIES", right=True),
+        Column("CREATED"),
+        Column("DETAIL", shrinks=True),
+    ]
+    rows = (
+        (job.id, *((job.queue,) if with_queue else ()), job.type, job.status, str(job.priority),
+         f"{job.attempts}/{job.max_attempts}", relative(job.created_at, now_ms), detail(job, now_ms))
+        for part in (first, iterator) for job in part
+    )
+    return table(columns, rows, width, colour)
+
+
+def detail(job: Job, now_ms: int) -> str:
+    """Return what matters most about a job in its status: why it waits, how it goes, what went wrong."""
+    if job.status == RUNNING:
+        return _running(job, now_ms)
+    if job.status == COMPLETED and job.started_at is not None and job.finished_at is not None:
+        return f"took {span(max(0, job.finished_at - job.started_at))}"
+    if job.status not in (PENDING, RETRYING):
+        return job.last_error or ""
+    due = f"due {relative(job.run_at, now_ms)}" if job.run_at > now_ms else ""
+    waits = f"waits for {job.unmet:,} job{'s' if job.unmet > 1 else ''}" if job.unmet else ""
+    return ", ".join(filter(None, (due, waits, job.last_error)))
+
+
+def _running(job: Job, now_ms: int) -> str:
+    parts = [] if job.started_at is None else [f"for {span(max(0, now_ms - job.started_at))}"]
+    if job.progress is not None:
+        parts.append(f"{job.progress:.0%}" + (f" {job.progress_note}" if job.progress_note else ""))
+    if job.lease_expires_at is not None and job.lease_expires_at <= now_ms:
+        parts.append("lease expired")
+    return ", ".join(parts)
