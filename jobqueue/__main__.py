@@ -3,6 +3,10 @@
 if __name__ == "__main__":
     import sys
 
-    from jobqueue.cli import main
+    try:
+        from jobqueue.cli import main
 
-    sys.exit(main())
+        exit_code = main()
+    except KeyboardInterrupt:  # while still importing
+        exit_code = 130
+    sys.exit(exit_code)

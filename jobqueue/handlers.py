@@ -295,11 +295,18 @@ def _explain(spec: str, error: BaseException) -> str:
 
 
 def _last_line(trace: TracebackType | None) -> str | None:
-    """Return the last line of a traceback that lies in the imported code; None: it never got there."""
+    """Return the line of a traceback to look at: the last one outside Python's library.
+
+    None: it never got into any file but the importer's.
+    """
+    library = os.path.dirname(os.__file__)
+    last = None
     where = None
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith("<frozen") and name != __file__ and name != importlib.__file__:
-            where = f"{name}, line {trace.tb_lineno}"
+        if not name.startswith("<frozen") and name not in (__file__, importlib.__file__):
+            last = f"{name}, line {trace.tb_lineno}"
+            if not name.startswith(library):
+                where = last
         trace = trace.tb_next
-    return where
+    return where or last

@@ -61,7 +61,8 @@ class Log:
             self._lines.append(json.dumps({"time": self._time, "level": LEVELS[level], "event": event,
                                            "worker": self._worker, **about, **fields, "message": message}) + "\n")
         else:
-            about_text = "" if job is None else f" job {job.id} ({job.type}), attempt {job.attempts}/{job.max_attempts}:"
+            about_text = "" if job is None else (
+                f" job {job.id} ({job.type}), attempt {job.attempts}/{job.max_attempts}:")
             self._lines.append(f"{self._time} {LEVELS[level].upper():7}{escape(about_text)} {escape(message)}\n")
 
     # -- the worker ----------------------------------------------------------------------
@@ -83,7 +84,7 @@ class Log:
 
     def database_trouble(self, error: Exception, outcomes: int) -> None:
         """A turn could not be committed; it will be tried again."""
-        self._add(_WARNING, "database trouble", None, f"{error}; trying again, {outcomes} outcomes are kept")
+        self._add(_WARNING, "database trouble", None, f"{error}; trying again, {outcomes} outcomes kept")
 
     def database_back(self, seconds: float) -> None:
         """A turn was committed after some that were not."""
@@ -96,8 +97,8 @@ class Log:
 
     def wal_large(self, size: int) -> None:
         """Something keeps checkpoints from making progress."""
-        self._add(_WARNING, "wal large", None, f"the write-ahead log has grown to {size / 1e6:.0f} MB: some program "
-                  "keeps a read transaction open", bytes=size)
+        self._add(_WARNING, "wal large", None, f"the write-ahead log has grown to {size / 1e6:.0f} MB: some "
+                  "program keeps a read transaction open", bytes=size)
 
     def child_failed(self, error: str) -> None:
         """A replacement child did not come up."""
@@ -132,7 +133,7 @@ class Log:
 
     def stale(self, job: Job, what: str) -> None:
         """Something was refused because its lease was no longer held."""
-        self._add(_WARNING, "stale result refused", job, f"the lease was lost meanwhile, so this was refused: {what}")
+        self._add(_WARNING, "stale result refused", job, f"the lease was lost meanwhile, refused: {what}")
 
     def lease_lost(self, job: Job) -> None:
         """A heartbeat found the lease gone: canceled, expired, or taken over."""

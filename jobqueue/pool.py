@@ -536,7 +536,7 @@ class Pool:
             self.selector.unregister(child.reports)
 
     def _parse(self, child: Child, data: bytes) -> None:
-        now = child.since = self._clock()
+        now = self._clock()
         handed, timeouts, append = child.handed, child.timeouts, self._events.append
         unpack = wire.LENGTH.unpack_from
         position, end = 0, len(data)
@@ -554,6 +554,7 @@ class Pool:
             job = handed.pop(serial, None)
             if job is None:
                 continue
+            child.since = now
             if timeouts:
                 timeouts.pop(serial, None)
             if child.step or child.retiring:

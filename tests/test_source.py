@@ -25,16 +25,20 @@ PACKAGE = "jobqueue"
 # Lowest first; a module imports only from rows above its own here, never from its own row.
 # "name.*" stands for the modules inside a package.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "times"),
+    ("errors", "times", "text"),
     ("lifecycle",),
     ("jobs",),
     ("schema",),
     ("connection",),
-    ("intake", "leases", "catalogue"),
+    ("intake", "leases", "catalogue", "roster"),
+    ("batch",),
     ("db",),
     ("handlers",),
     ("child",),
-    ("pool", "queue", "scheduler", "aio", "memory", "render", "log", "metrics"),
+    ("memory_parts",),
+    ("memory_store",),
+    ("pool", "queue", "scheduler", "aio", "memory", "render", "log", "output", "metrics"),
+    ("dispatch", "turn"),
     ("worker", "dashboard"),
     ("commands",),
     ("commands.*",),
@@ -44,8 +48,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 # Modules that may use less than their row allows: handlers run without the database.
 ONLY = {
-    "handlers": {"errors", "times", "lifecycle", "jobs"},
-    "child": {"errors", "times", "lifecycle", "jobs", "handlers"},
+    "handlers": {"errors", "times", "text", "lifecycle", "jobs"},
+    "child": {"errors", "times", "text", "lifecycle", "jobs", "handlers"},
 }
 
 SQLITE_MODULES = {"schema", "connection"}
@@ -53,7 +57,7 @@ SQLITE_MODULES = {"schema", "connection"}
 # What a single `enqueue` command loads, and what would slow its start.
 ENQUEUE_PATH = {
     "__init__", "errors", "times", "lifecycle", "jobs", "schema", "connection", "intake", "leases",
-    "catalogue", "db", "queue", "cli",
+    "catalogue", "roster", "batch", "db", "queue", "cli",
 }  # fmt: skip
 SLOW_IMPORTS = {
     "asyncio", "contextlib", "dataclasses", "http", "inspect", "logging", "multiprocessing", "random",
