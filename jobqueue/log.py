@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 
-from .lifecycle import FAILED
+from .lifecycle import COMPLETED, FAILED
 from .text import escape
 from .times import format_time
 
@@ -113,12 +113,12 @@ class Log:
 
     def completed(self, job: Job, run_us: int) -> None:
         """running -> completed."""
-        self._add(_INFO, "completed", job, f"completed in {run_us / 1000:.3g} ms", run_ms=run_us / 1_000)
+        self._add(_INFO, COMPLETED, job, f"completed in {run_us / 1000:.3g} ms", run_ms=run_us / 1_000)
 
     def attempt_failed(self, job: Job, status: str, error: str) -> None:
         """running -> retrying or failed."""
         if status == FAILED:
-            self._add(_ERROR, "failed", job, f"failed for good: {error}", error=error)
+            self._add(_ERROR, FAILED, job, f"failed for good: {error}", error=error)
         else:
             self._add(_WARNING, "attempt failed", job, f"failed, will be retried: {error}", error=error)
 
