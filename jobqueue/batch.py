@@ -60,9 +60,9 @@ _FOLLOW_FIRSTS = """UPDATE temp.batch SET twin = (SELECT coalesce(f.twin, ? + f.
 _TAKEN_ID = """SELECT n, id FROM temp.batch WHERE id IS NOT NULL AND twin IS NULL
                AND EXISTS (SELECT 1 FROM main.jobs WHERE jobs.id = batch.id) ORDER BY n LIMIT 1"""
 _TAKEN_NUMBERS = f"""
-SELECT CAST(id AS INTEGER) FROM main.jobs WHERE {NUMBER_AHEAD} AND CAST(id AS INTEGER) BETWEEN ?1 AND ?2
+SELECT CAST(id AS INTEGER) FROM main.jobs WHERE {NUMBER_AHEAD} AND CAST(id AS INTEGER) BETWEEN :low AND :high
 UNION
-SELECT CAST(id AS INTEGER) FROM temp.batch WHERE id GLOB '[1-9]*' AND CAST(id AS INTEGER) BETWEEN ?1 AND ?2"""
+SELECT CAST(id AS INTEGER) FROM temp.batch WHERE id GLOB '[1-9]*' AND CAST(id AS INTEGER) BETWEEN :low AND :high"""
 _INSERT = f"""
 INSERT INTO main.jobs(seq, id, queue, type, payload, priority, created_at, run_at, status, ready,
                       max_attempts, timeout_ms, idempotency_key, trace)
@@ -211,7 +211,7 @@ class Batch:
         spare = 0
         numbers: set[int] = set()
         while True:  # moving up may run into further ones
-            bounds = (self._base + 1, self._base + self._size + spare)
+            bounds = {"low": self._base + 1, "high": self._base + self._size + spare}
             numbers = {number for (number,) in self._query(_TAKEN_NUMBERS, bounds)}
             if len(numbers) == spare:
                 break

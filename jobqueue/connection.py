@@ -132,14 +132,16 @@ class Connection:
         May be run again after a BUSY at any point.
         """
         connection = self.sqlite
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts in a blank file only, and never later
+        current = connection.execute("PRAGMA user_version").fetchall() == [(schema.VERSION,)]
+        if not current:  # counts in a blank file only, and takes the write lock
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         if connection.execute("PRAGMA journal_mode").fetchall() != [("wal",)] and \
                 connection.execute("PRAGMA journal_mode = WAL").fetchall() != [("wal",)]:
             raise DatabaseError(f"{self.shown_path} cannot be switched to write-ahead logging; "
                                 "put it on a local file system")
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
-        if connection.execute("PRAGMA user_version").fetchall() == [(schema.VERSION,)]:
+        if current:
             return
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -74,8 +74,8 @@ _CANCEL = f"""UPDATE jobs SET status = '{MOVES["cancel", sources("cancel")[0]]}'
 _RENEW = f"""status = '{MOVES["retry", sources("retry")[0]]}', attempts = 0, run_at = ?, ready = (unmet = 0),
              started_at = NULL, finished_at = NULL, result = NULL, progress = NULL, progress_note = NULL"""
 _RETRY = f"UPDATE jobs SET {_RENEW} WHERE id = ? AND status IN {quoted(DEAD)}"
-_FAILED = f"""SELECT seq FROM jobs WHERE status = '{FAILED}' AND status IN {quoted(DEAD)} AND seq > ?
-              AND (?2 IS NULL OR type = ?2) ORDER BY seq LIMIT {RETRY_CHUNK}"""
+_FAILED = f"""SELECT seq FROM jobs WHERE status = '{FAILED}' AND status IN {quoted(DEAD)} AND seq > :after
+              AND (:type IS NULL OR type = :type) ORDER BY seq LIMIT {RETRY_CHUNK}"""
 _RETRY_FAILED = f"UPDATE jobs SET {_RENEW} WHERE seq = ? AND status = '{FAILED}'"
 
 
@@ -243,7 +243,7 @@ class Leases(Connection):
             (how many, the last one's seq); 0 at the end.
         """
         with self.transaction():
-            seqs = self.sqlite.execute(_FAILED, (after_seq, type)).fetchall()
+            seqs = self.sqlite.execute(_FAILED, {"after": after_seq, "type": type}).fetchall()
             self.sqlite.executemany(_RETRY_FAILED, [(now_ms, seq) for (seq,) in seqs])
         return len(seqs), seqs[-1][0] if seqs else after_seq
 
