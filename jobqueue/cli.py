@@ -15,7 +15,7 @@ import os
 import sys
 
 from . import __version__
-from .commands import (
+from .commands.common import (
     EXIT_BUSY,
     EXIT_DONE,
     EXIT_FAILED,

@@ -68,6 +68,8 @@ class Connection:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise DatabaseError(f"jobqueue needs SQLite 3.38 or newer; this Python has {sqlite3.sqlite_version}")
         self.shown_path = os.fspath(path)
+        if "\0" in self.shown_path:
+            raise DatabaseError(f"{self.shown_path!r} is no path: it holds a NUL character")
         self.path = os.path.realpath(self.shown_path)
         self.patience_seconds = patience_seconds
         self.stop = stop

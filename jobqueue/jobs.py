@@ -14,7 +14,7 @@ import json
 import re
 from json import encoder as _json_encoder
 
-from .errors import InvalidJob
+from .errors import DependencyCycle, InvalidJob
 from .lifecycle import DEFAULT_MAX_ATTEMPTS
 from .times import MAX_MS, elapsed_ms, format_time, parse_duration_ms, parse_time_ms
 
@@ -89,13 +89,16 @@ def decode_json(text: str, what: str = "payload", *, max_depth: int = MAX_JSON_D
     if _too_deep(text, max_depth):
         raise InvalidJob(f"{what} is nested more than {max_depth} deep")
     try:
-        return json.loads(text, parse_constant=_reject_constant)
+        return _decode(text)
     except ValueError as error:
         raise InvalidJob(f"{what} is not JSON: {error}") from None
 
 
 def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not allowed")
+
+
+_decode = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
 def _too_deep(text: str, limit: int) -> bool:
@@ -321,7 +324,7 @@ def _dependencies(value: object, id: object) -> tuple[str, ...]:
     if len(unique) > MAX_DEPENDENCIES:
         raise InvalidJob(f"a job may depend on at most {MAX_DEPENDENCIES:,} others, not {len(unique):,}")
     if id in unique:
-        raise InvalidJob(f"job {id!r} depends on itself")
+        raise DependencyCycle(f"job {id!r} depends on itself", (str(id), str(id)))
     return unique
 
 

@@ -1,6 +1,6 @@
-"""How jobs look: tables for people, JSON lines for programs, time spans, colour, escaping.
+"""How jobs look: tables for people, JSON lines for programs, time spans, widths, colour.
 
-Everything that a job brings along (ids, errors, types) passes through `escape` on its way
+Everything that a job brings along (ids, errors, types) passes through `text.escape` on its way
 to a terminal, and through `json_line` on its way to a program, so that no control
 character, and no character that hides or reorders others, ever gets out.
 
@@ -17,6 +17,7 @@ from itertools import islice
 
 from .jobs import DEFAULT_QUEUE
 from .lifecycle import CANCELED, COMPLETED, FAILED, PENDING, RETRYING, RUNNING
+from .text import UNSAFE, escape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from .jobs import Job
-
-# C0 and C1 controls and DEL; soft hyphen; zero-width, joining and direction marks; line and
-# paragraph separators; embeddings, overrides and isolates; invisible operators; the byte
-# order mark; interlinear annotation; lone surrogates; the tag block.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
-    "\U000e0000-\U000e007f]"
-)
-_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 ELLIPSIS = "…"
 GAP = "  "
@@ -46,19 +38,6 @@ _COLOURS = {COMPLETED: "32", FAILED: "1;31", RUNNING: "36", RETRYING: "33", CANC
 
 
 # -- text -----------------------------------------------------------------------------
-
-def escape(text: str) -> str:
-    r"""Return text fit for one line of a terminal: what is unsafe becomes `\n`, `\x1b`, `\u202e`."""
-    return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_escaped, text)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    character = match[0]
-    code = ord(character)
-    if character in _SHORT:
-        return _SHORT[character]
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
 
 def width_of(text: str) -> int:
     """Return how many terminal cells escaped text takes: wide characters two, combining ones none."""
@@ -121,7 +100,7 @@ def json_line(value: Mapping[str, object], ascii_only: bool = False) -> str:
     """
     text = json.dumps(value, ensure_ascii=ascii_only, separators=(", ", ": "))
     # All that is left to escape can only stand inside a JSON string.
-    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)
+    return UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)
 
 
 # -- the stream -----------------------------------------------------------------------

@@ -19,9 +19,10 @@ MAX_MS = 253_402_300_799_999
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
-_DURATION = re.compile(rf"(?:{_NUMBER}(?:ms|[smhdw]))+")
-_PART = re.compile(rf"({_NUMBER})(ms|[smhdw])")
-_TIME = re.compile(
+# Patterns as text: `re` compiles one when it is first used, and most commands use none.
+_DURATION = rf"(?:{_NUMBER}(?:ms|[smhdw]))+"
+_PART = rf"({_NUMBER})(ms|[smhdw])"
+_TIME = (
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?"
     r"(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):?[0-5][0-9])"
 )
@@ -43,10 +44,10 @@ def parse_duration_ms(text: str) -> int:
     text = text.strip()
     if re.fullmatch(_NUMBER, text):
         text += "s"
-    if not _DURATION.fullmatch(text):
+    if not re.fullmatch(_DURATION, text):
         raise ValueError(f"{text!r} is no duration: write seconds, or a number with a unit, "
                          "as in 90, 5m, 2h, 1d")
-    total = round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)))
+    total = round(sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, text)))
     if total > MAX_MS:
         raise ValueError(f"the duration {text!r} is too long")
     return total
@@ -63,7 +64,7 @@ def parse_time_ms(text: str) -> int:
     from datetime import datetime  # 1 ms of start-up that only this needs
 
     shown = text.strip()
-    if not _TIME.fullmatch(shown):
+    if not re.fullmatch(_TIME, shown):
         raise ValueError(f"{text!r} is no time with an offset: write it as in 2030-01-31T08:00:00Z "
                          "or ...+02:00")
     try:

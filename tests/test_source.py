@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("dispatch", "turn"),
     ("worker", "dashboard"),
     ("commands",),
+    ("commands.common",),
     ("commands.*",),
     ("cli",),
     ("__main__",),

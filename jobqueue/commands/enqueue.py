@@ -11,7 +11,7 @@ from itertools import chain, islice
 
 from ..errors import InvalidJob
 from ..jobs import FIELDS, MAX_JSON_DEPTH, decode_json, new_job, new_job_from
-from . import (
+from .common import (
     EXIT_DONE,
     Failure,
     Usage,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ..jobs import NewJob
-    from . import Command
+    from .common import Command
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A payload of 1 MiB, were every character of it escaped as \\uXXXX, still fits a line."""

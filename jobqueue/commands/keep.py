@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from . import EXIT_DONE, add_database, database_path, say
+from .common import EXIT_DONE, add_database, database_path, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from . import Command
+    from .common import Command
 
 _INIT = """\
 Create the database file, readable by you alone. On a file that already is a queue

@@ -8,13 +8,13 @@ from itertools import chain, islice
 
 from ..lifecycle import STATUSES
 from ..times import now_ms
-from . import EXIT_DONE, add_database, add_json, emit, emit_json, number_between, one_of, open_queue, say
+from .common import EXIT_DONE, add_database, add_json, emit, emit_json, number_between, one_of, open_queue, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from . import Command
+    from .common import Command
 
 DEFAULT_LIMIT = 100
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ..lifecycle import FAILED, PENDING
-from . import EXIT_DONE, add_database, add_json, emit, emit_json, open_queue, say
+from .common import EXIT_DONE, add_database, add_json, emit, emit_json, open_queue, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from . import Command
+    from .common import Command
 
 _RETRY_FAILED = f"""\
 Give {FAILED} jobs a new start: all attempts back, {PENDING} again, their dependents

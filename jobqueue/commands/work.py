@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 from ..jobs import DEFAULT_QUEUE, check_name, duration_ms
-from . import add_database, database_path, number_between, one_of
+from ..log import FORMATS, LEVELS
+from .common import EXIT_DONE, add_database, database_path, number_between, one_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from . import Command
+    from .common import Command
 
 MAX_WORKERS = 1_024
 MIN_LEASE_SECONDS = 0.5
@@ -58,9 +59,9 @@ def _add_options(parser: ArgumentParser) -> None:
     add("--default-timeout", metavar="SPAN", help="for jobs without a timeout of their own: 90, 5m (none)")
     add("--max-jobs-per-child", metavar="N", type=number_between(1, 10**12, whole=True),
         help="replace a child process after so many jobs (never)")
-    add("--log-format", metavar="text|json", type=one_of(("text", "json"), "log format"), default="text",
+    add("--log-format", metavar="text|json", type=one_of(FORMATS, "log format"), default="text",
         help="how log lines on stderr look (text)")
-    add("--log-level", metavar="LEVEL", type=one_of(("debug", "info", "warning", "error"), "log level"),
+    add("--log-level", metavar="LEVEL", type=one_of(LEVELS, "log level"),
         default="info", help="debug, info, warning or error (info)")
 
 
@@ -69,15 +70,18 @@ def _worker(options: Namespace) -> int:
     timeout = options.default_timeout
     timeout_ms = None if timeout is None else duration_ms(timeout, "--default-timeout", 1)
     queues = [check_name(name, "--queue") for name in dict.fromkeys(options.queues or [DEFAULT_QUEUE])]
-    from ..worker import run
+    try:
+        from ..worker import run
 
-    return run(
-        path,
-        workers=options.workers or _cpus(), lease_seconds=options.lease_seconds, drain=options.drain,
-        grace_seconds=options.grace_seconds, handlers=options.handlers, queues=queues,
-        default_timeout_ms=timeout_ms, max_jobs_per_child=options.max_jobs_per_child,
-        log_format=options.log_format, log_level=options.log_level,
-    )
+        return run(
+            path,
+            workers=options.workers or _cpus(), lease_seconds=options.lease_seconds, drain=options.drain,
+            grace_seconds=options.grace_seconds, handlers=options.handlers, queues=queues,
+            default_timeout_ms=timeout_ms, max_jobs_per_child=options.max_jobs_per_child,
+            log_format=options.log_format, log_level=options.log_level,
+        )
+    except KeyboardInterrupt:  # it came before the worker was listening, so nothing has been claimed
+        return EXIT_DONE
 
 
 def _cpus() -> int:
