@@ -10,9 +10,10 @@ import time
 
 from .db import Store
 from .errors import InvalidJob, UnknownJobError
-from .jobs import DEFAULT_QUEUE, check_integer, check_name, duration_ms, new_job, new_job_from
+from .jobs import DEFAULT_QUEUE, check_integer, check_name, duration_ms, encode_json, new_job, new_job_from
 from .leases import RECOVER_CHUNK
 from .lifecycle import DEFAULT_MAX_ATTEMPTS, FAILED, FINISHED
+from .shared_commit import SharedCommit
 from .times import now_ms
 
 TYPE_CHECKING = False
@@ -50,6 +51,7 @@ class Queue:
                  patience_seconds: float = 10.0) -> None:
         self._clock = clock or now_ms
         self._store = Store(path, create=create, patience_seconds=patience_seconds)
+        self._shared = SharedCommit(self._store, self._clock)
 
     def __enter__(self) -> Queue:
         return self
@@ -112,8 +114,7 @@ class Queue:
 
     def add(self, job: NewJob) -> tuple[str, bool]:
         """Store one checked job; return its id, and False if its idempotency key was known already."""
-        with self._store.transaction():
-            return self._store.add(job, now_ms=self._clock())
+        return self._shared.add(job)
 
     def add_many(self, jobs: Iterable[tuple[int, NewJob]]) -> Iterator[str]:
         """Store checked jobs, all or none, then yield their ids in order; memory stays flat.
@@ -139,6 +140,11 @@ class Queue:
         Raises:
             InvalidJob: no worker id, no queue, or a lease or limit that is not positive.
         """
+        return self._claim_after(None, worker_id, lease_seconds, limit, queues)
+
+    def _claim_after(self, task: Task | None, worker_id: str, lease_seconds: float, limit: int,
+                     queues: Sequence[str]) -> Jobs:
+        """Settle a task, if there is one, and claim, in one commit unless there is much to recover first."""
         lease_ms = duration_ms(lease_seconds, "lease_seconds", 1)
         check_name(worker_id, "worker_id")
         check_integer(limit, "limit", 1)
@@ -147,9 +153,41 @@ class Queue:
         while True:
             with self._store.transaction():
                 now = self._clock()
+                if task is not None:
+                    task._settle(self._store, now)
                 recovered = self._store.recover_expired(now_ms=now, queues=queues)
                 if not self._store.promote(now_ms=now, queues=queues) and len(recovered) < RECOVER_CHUNK:
                     return self._store.claim(worker_id, now_ms=now, lease_ms=lease_ms, limit=limit, queues=queues)
+            task = None
+
+    def work(self, worker_id: str, lease_seconds: float = 30,
+             queues: Sequence[str] = (DEFAULT_QUEUE,)) -> Iterator[Task]:
+        """Yield due jobs one by one, each as a `Task`, until none is due.
+
+        A job is settled in the same commit that claims the next one, which is nearly twice as
+        fast as `claim` and `complete`:
+
+            for task in queue.work("me"):
+                task.complete(do(task.job.payload))
+
+        Going on to the next job completes one that was neither completed nor failed; leaving
+        the loop early gives it back, with its attempt.  Leases are not extended meanwhile.
+        """
+        task: Task | None = None
+        try:
+            while True:
+                jobs = self._claim_after(task, worker_id, lease_seconds, 1, queues)
+                task = None
+                if not jobs:
+                    return
+                task = Task(jobs[0])
+                yield task
+                if not task.decided:
+                    task.complete()
+        finally:
+            if task is not None:
+                with self._store.transaction():
+                    task._settle(self._store, self._clock())
 
     def complete(self, id: str, lease_token: str, result: object = None) -> bool:
         """Store a job's result and free its dependents; False, and no change, if the lease is lost.
@@ -280,3 +318,44 @@ class Queue:
             if count == 0:
                 return total
             total += count
+
+
+class Task:
+    """A job in the hands of a `Queue.work` loop, and what is to become of it.
+
+    Nothing is written before the loop goes on or ends; a lease lost by then is no error, the
+    job is somebody else's.
+
+    Attributes:
+        job: the job, with its payload, attempts and lease.
+        decided: whether `complete` or `fail` was called.
+    """
+
+    __slots__ = ("_failure", "_result", "decided", "job")
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.decided = False
+        self._result: str | None = None
+        self._failure: dict[str, Any] | None = None
+
+    def complete(self, result: object = None) -> None:
+        """Have the job completed with a JSON value as its result; raises `InvalidJob` if it is none."""
+        self._result = None if result is None else encode_json(result, "result")
+        self._failure = None
+        self.decided = True
+
+    def fail(self, error: object, *, retry_after: float | str | None = None, final: bool = False) -> None:
+        """Have the attempt counted as failed; the arguments are those of `Queue.fail`."""
+        delay_ms = None if retry_after is None else duration_ms(retry_after, "retry_after")
+        self._failure = {"error": error, "delay_ms": delay_ms, "final": final}
+        self.decided = True
+
+    def _settle(self, store: Store, now_ms: int) -> None:
+        id, token = self.job.id, self.job.lease_token or ""
+        if not self.decided:
+            store.release(id, token, now_ms=now_ms)
+        elif self._failure is None:
+            store.complete_many([(self.job.seq, token, self._result)], now_ms=now_ms)
+        else:
+            store.fail(id, token, now_ms=now_ms, **self._failure)

@@ -28,11 +28,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "times", "text"),
     ("lifecycle",),
     ("jobs",),
-    ("schema",),
+    ("schema", "forks"),
     ("connection",),
     ("intake", "leases", "catalogue", "roster"),
     ("batch",),
     ("db",),
+    ("shared_commit",),
     ("handlers",),
     ("child",),
     ("memory_parts",),
@@ -57,8 +58,8 @@ SQLITE_MODULES = {"schema", "connection"}
 
 # What a single `enqueue` command loads, and what would slow its start.
 ENQUEUE_PATH = {
-    "__init__", "errors", "times", "lifecycle", "jobs", "schema", "connection", "intake", "leases",
-    "catalogue", "roster", "batch", "db", "queue", "cli",
+    "__init__", "errors", "times", "lifecycle", "jobs", "schema", "forks", "connection", "intake",
+    "leases", "catalogue", "roster", "batch", "db", "shared_commit", "queue", "cli",
 }  # fmt: skip
 SLOW_IMPORTS = {
     "asyncio", "contextlib", "dataclasses", "http", "inspect", "logging", "multiprocessing", "random",
