@@ -134,6 +134,14 @@ def check_name(value: object, what: str) -> str:
     return value
 
 
+def possible_name(value: object) -> str:
+    """Return an id or token that a caller asks about if it could be one, else the empty text, which is none."""
+    try:
+        return check_name(value, "name")
+    except InvalidJob:
+        return ""
+
+
 def check_integer(
     value: object, what: str, minimum: int = -MAX_INTEGER - 1, maximum: int = MAX_INTEGER
 ) -> int:

@@ -1,234 +1,240 @@
-"""The queue without a file: the same life of a job over plain data structures.
+"""`MemoryQueue`: a queue for the threads of one process, with retries, dependencies and dead letters.
 
-`MemoryStore` is the executable model of `db.Store`: the same operations under the same
-names, `now` a plain number given by the caller, every move and what follows a failure
-asked of `lifecycle`.  One test suite drives both through the same random histories.
-`MemoryQueue` on top of it adds a clock, a lock and dead letters.
-
-How: jobs lie in a dict.  What is ready, what is scheduled and what is leased each stand in
-a heap that is allowed to hold withdrawn entries, and is rebuilt when those are the
-majority.  A job knows how many of its dependencies have not completed (`unmet`) and how
-many can not complete until an operator acts (`stuck_parents`); both are counted down and
-up along a reverse index, with a loop, never by recursion.
-
-Dependencies must exist when a job is added and never change, so cycles cannot arise; only
-`add_many`, whose jobs may name each other in any order, has to look for one.
-
-Nothing here reads a file, starts a thread, or forgets a job.
+A clock, a lock, seconds and names for states over `MemoryStore`, which makes every move.
+No file, no thread of its own, and no rule of the life cycle.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
-from heapq import heapify, heappop, heappush
-from itertools import count
 from math import isfinite
 from threading import RLock
 
-from .errors import DependencyCycle, InvalidJob, UnknownJobError
-from .jobs import (
-    DEFAULT_QUEUE,
-    MAX_INTEGER,
-    Job,
-    check_integer,
-    check_name,
-    clean_error,
-    encode_json,
-    new_job,
-)
-from .lifecycle import (
-    CLAIMABLE,
-    COMPLETED,
-    DEAD,
-    ERROR,
-    LEASE_EXPIRED,
-    MOVES,
-    PENDING,
-    RUNNING,
-    STATUSES,
-    after_expiry,
-    after_failure,
-    sources,
-)
+from .errors import InvalidJob, UnknownJobError
+from .jobs import MAX_INTEGER, check_integer, check_name, new_job
+from .lifecycle import CLAIMABLE, COMPLETED, DEAD, ERROR, LEASE_EXPIRED, RUNNING
+from .memory_store import MemoryStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
-
-    from .jobs import NewJob
-
-MAX_FAILURES = 1_000
-"""So many failures of one job are kept, the latest: a job that is retried forever must not eat the memory."""
+    from collections.abc import Callable, Iterable
 
 TIMED_OUT = "timed out"
 """The `reason` of a `Failure` that a reservation running out has caused."""
 
+_OWNER = "memory"
 
-class _Agenda:
-    """A heap of (key, seq) from which any entry can be withdrawn.
 
-    Withdrawn entries stay in the heap until they come to its top or outnumber the rest.  So
-    `put` and `first` cost O(log n) amortised, `drop` O(1), and memory follows what is in it.
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A job in somebody's hands; `expires_at` in seconds of the queue's clock, `attempt` counted from 1."""
+
+    job_id: str
+    attempt: int
+    token: str
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that failed: when (seconds of the queue's clock), which (from 1), and why."""
+
+    at: float
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadJob:
+    """A job out of attempts.
+
+    Attributes:
+        attempts: how many it had since it was enqueued or last requeued.
+        failures: the oldest first, those before a requeue too; of more than 1,000 the latest.
+        died_at: seconds of the queue's clock; for a reservation that ran out, when that was noticed.
     """
 
-    __slots__ = ("_heap", "_keys")
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-        self._keys: dict[int, float] = {}
-
-    def put(self, key: float, seq: int) -> None:
-        self._keys[seq] = key
-        heappush(self._heap, (key, seq))
-        if len(self._heap) > 2 * len(self._keys) + 16:
-            self._heap = [(key, seq) for seq, key in self._keys.items()]
-            heapify(self._heap)
-
-    def drop(self, seq: int) -> None:
-        self._keys.pop(seq, None)
-
-    def first(self) -> tuple[float, int] | None:
-        while self._heap:
-            key, seq = self._heap[0]
-            if self._keys.get(seq) == key:
-                return key, seq
-            heappop(self._heap)
-        return None
-
-    def take_until(self, key: float) -> int | None:
-        """Remove the first entry if it is not beyond `key`, and return its seq."""
-        first = self.first()
-        if first is None or first[0] > key:
-            return None
-        self.drop(first[1])
-        return first[1]
+    job_id: str
+    attempts: int
+    failures: tuple[Failure, ...]
+    died_at: float
 
 
-class _Lane:
-    """The waiting and running jobs of one queue, by seq."""
+class MemoryQueue:
+    """Jobs for the threads of one process: at least once, with retries, dependencies and dead letters.
 
-    __slots__ = ("leased", "ready", "scheduled")
+    States: `waiting` for dependencies, `ready`, `delayed` by the backoff, `reserved`, `passed`,
+    `dead`, and `blocked`, which is waiting for a dead job at any depth.  A reservation that has
+    run out counts as a failure, and its job is ready at once; this is noticed by the next call
+    of any method.  Dependencies must exist already and never change, so cycles cannot arise.
 
-    def __init__(self) -> None:
-        self.ready = _Agenda()  # by priority, highest first
-        self.scheduled = _Agenda()  # by run_at
-        self.leased = _Agenda()  # by lease_expires_at
+    Safe across threads, by one lock.  Unknown ids raise `UnknownJobError`, a `KeyError`.  With n
+    jobs a call costs O(log n) amortised, plus the dependents it touches (O(d) for the d
+    dependencies of `enqueue`) and the expired reservations it notices.
 
-
-class _Entry:
-    """A job in the store; its attributes are the columns of `Job`, and a few of its own."""
-
-    __slots__ = (*Job.COLUMNS, "depends_on", "dependents", "failures", "stuck", "stuck_parents")
-
-    def __init__(self, seq: int, job_id: str, job: NewJob, now: float) -> None:
-        self.seq = seq
-        self.id = job_id
-        self.queue = job.queue
-        self.type = job.type
-        self.payload = job.payload
-        self.priority = job.priority
-        self.created_at = now
-        self.run_at = now + job.delay_ms if job.run_at is None else job.run_at
-        self.status = PENDING
-        self.ready = 0
-        self.unmet = 0
-        self.attempts = 0
-        self.max_attempts = job.max_attempts
-        self.timeout_ms = job.timeout_ms
-        self.idempotency_key = job.idempotency_key
-        self.lease_owner: str | None = None
-        self.lease_token: str | None = None
-        self.lease_expires_at: float | None = None
-        self.started_at: float | None = None
-        self.finished_at: float | None = None
-        self.result: str | None = None
-        self.last_error: str | None = None
-        self.progress = self.progress_note = None
-        self.trace = job.trace
-        self.depends_on = job.depends_on
-        self.dependents: list[_Entry] = []  # emptied on completion, which is final
-        self.failures: deque[tuple[Any, ...]] | None = None
-        self.stuck = False  # dead or blocked, as its dependents were last told
-        self.stuck_parents = 0
-
-    def snapshot(self, depends_on: tuple[str, ...] | None = None) -> Job:
-        values: list[Any] = [getattr(self, name) for name in Job.COLUMNS]
-        return Job(*values, depends_on)
-
-
-class MemoryStore:
-    """The engine's operations without a file; arguments, answers and errors are those of `db.Store`.
-
-    `now`, `lease` and `delay` are numbers in a unit of the caller's choice.  It must be
-    milliseconds where `NewJob.run_at`, `NewJob.delay_ms` or the backoff of `lifecycle` are
-    used.  Not safe across threads: the caller brings the lock.
-
-    Costs, with n jobs: an operation is O(log n) amortised, plus the dependencies it names or
-    the dependents it touches; `counts` and `blocked` are O(n).
+    Args:
+        clock: returns seconds, from any start.
+        backoff: takes the number of the attempt that failed, returns the seconds until the
+            next; None: no wait.  It does not apply to reservations that have run out.
     """
 
-    def __init__(self) -> None:
-        self._jobs: dict[str, _Entry] = {}
-        self._by_seq: dict[int, _Entry] = {}
-        self._by_key: dict[str, _Entry] = {}
-        self._lanes: dict[str, _Lane] = {}
-        self._last_seq = 0
-        self._tokens = count(1)
+    def __init__(self, clock: Callable[[], float] = time.monotonic,
+                 backoff: Callable[[int], float] | None = None) -> None:
+        self._clock = clock
+        self._backoff = backoff
+        self._lock = RLock()  # re-entrant, for a clock or a backoff that asks the queue
+        self._store = MemoryStore()
+        self._timeouts: dict[str, float] = {}
+        self._dead: dict[str, None] = {}  # in the order of death
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        """Return how many jobs were ever enqueued."""
+        with self._lock:
+            self._now()
+            return len(self._store)
 
-    # -- intake ----------------------------------------------------------------------------
+    def enqueue(self, job_id: str, timeout: float, max_retry: int, depends_on: Iterable[str] = ()) -> None:
+        """Add a job; O(d) with d dependencies.
 
-    def add(self, job: NewJob, *, now: float) -> tuple[str, bool]:
-        """Store one job: (id, True), or (id, False) if its idempotency key was there; O(dependencies).
-
-        Raises:
-            InvalidJob: the id is taken, or a dependency unknown; nothing is stored.
-        """
-        twin = self._by_key.get(job.idempotency_key) if job.idempotency_key is not None else None
-        if twin is not None:
-            return twin.id, False
-        seq = self._last_seq + 1
-        if job.id is None:
-            while str(seq) in self._jobs:
-                seq += 1
-        elif job.id in self._jobs:
-            raise InvalidJob(f"there is a job {job.id!r} already; choose another id")
-        parents = [self._jobs.get(name) or _no_parent(name) for name in job.depends_on]
-        entry = self._enter(seq, job, now)
-        self._link(entry, parents, now)
-        return entry.id, True
-
-    def add_many(self, jobs: Iterable[NewJob], *, now: float) -> list[str]:
-        """Store jobs that may depend on each other, in any order, all or none; return their ids in order.
+        Args:
+            timeout: seconds that a reservation lasts.
+            max_retry: attempts after the first one.
+            depends_on: jobs that must pass first; those that have passed count as met.
 
         Raises:
-            InvalidJob: an id is taken or given twice, or a dependency unknown; `.index` is the job's place.
-            DependencyCycle: jobs depend on each other in a ring.
+            InvalidJob: a `ValueError`: the id is taken or no name, a dependency is unknown or the
+                job itself, `timeout` is not positive and finite, `max_retry` is negative or no int.
         """
-        batch = list(jobs)
-        firsts, named = _look_through(batch)
-        twins: dict[int, _Entry] = {
-            n: self._by_key[job.idempotency_key] for n, job in enumerate(batch)
-            if job.idempotency_key is not None and job.idempotency_key in self._by_key
-        }
-        for n, job in enumerate(batch):
-            if job.id in self._jobs and n not in twins and n not in firsts:
-                raise InvalidJob(f"there is a job {job.id!r} already; choose another id", n)
-            for name in job.depends_on:
-                if name not in named and name not in self._jobs:
-                    _no_parent(name, n)
-        number = self._last_seq
-        for n, job in enumerate(batch):
-            number += 1  # also where the job was there already, as in the file
-            while str(number) in self._jobs or str(number) in named:
-                number += 1
-            if n not in twins:
-                twins[n] = twins[firsts[n]] if n in firsts else self._enter(number, job, now)
-        new = {twins[n].seq: n for n in reversed(range(len(batch))) if twins[n].seq > self._last_seq - len(batch)}
-        return [twins[n].id for n in range(len(batch))]
+        job = new_job("job", id=check_name(job_id, "job_id"), depends_on=depends_on,
+                      max_attempts=check_integer(max_retry, "max_retry", 0, MAX_INTEGER - 1) + 1)
+        seconds = _seconds(timeout, "timeout")
+        if seconds == 0:
+            raise InvalidJob("timeout must be more than 0 seconds")
+        with self._lock:
+            self._store.add(job, now=self._now())
+            self._timeouts[job_id] = seconds
+
+    def reserve(self, job_id: str) -> Reservation | None:
+        """Take this job if it is ready; None otherwise; O(log n)."""
+        with self._lock:
+            return self._reserve(job_id, self._now())
+
+    def reserve_next(self) -> Reservation | None:
+        """Take the ready job that was enqueued first; None: none is ready; O(log n)."""
+        with self._lock:
+            now = self._now()
+            job_id = self._store.next_job(now=now)
+            return None if job_id is None else self._reserve(job_id, now)
+
+    def pass_(self, job_id: str, token: str | None = None) -> bool:
+        """Mark a reserved job as done; return False if it is not reserved; O(log n) and its dependents.
+
+        Args:
+            token: act on this very reservation only; None: on the live one, whose ever it is.
+        """
+        with self._lock:
+            now = self._now()
+            return self._store.complete(job_id, self._token(job_id, token), now=now)
+
+    def fail(self, job_id: str, error: object = None, token: str | None = None) -> bool:
+        """Give a reserved job up: it is tried again or dies; return False if it is not reserved.
+
+        O(log n), and the dependents it blocks.
+
+        Args:
+            error: its text is the reason of the `Failure`.
+            token: as for `pass_`.
+
+        Raises:
+            InvalidJob: the backoff returned no number of seconds; the job stays reserved.
+        """
+        with self._lock:
+            now = self._now()
+            current = self._token(job_id, token)
+            job = self._store.get(job_id)
+            if job is None or job.lease_token != current:
+                return False
+            delay = 0.0 if self._backoff is None else _seconds(self._backoff(job.attempts), "the backoff")
+            status = self._store.fail(job_id, current, ERROR if error is None else error, now=now, delay=delay)
+            self._bury(job_id, status)
+            return status is not None
+
+    def get_dlq(self) -> list[DeadJob]:
+        """Return the dead jobs in the order they died; O(dead jobs and their failures)."""
+        with self._lock:
+            self._now()
+            return [self._dead_job(job_id) for job_id in self._dead]
+
+    def requeue(self, job_id: str) -> bool:
+        """Give a dead job all its attempts again, its failures kept; return False if it is not dead.
+
+        O(log n), and the dependents that are no longer blocked.
+        """
+        with self._lock:
+            now = self._now()
+            self._dead.pop(job_id, None)
+            return self._store.retry(job_id, now=now)
+
+    def state(self, job_id: str) -> str:
+        """Return `waiting`, `ready`, `delayed`, `reserved`, `passed`, `dead` or `blocked`; O(1)."""
+        with self._lock:
+            now = self._now()
+            job = self._store.get(job_id)
+            if job is None:
+                raise UnknownJobError(job_id)
+            if job.status not in CLAIMABLE:
+                return {RUNNING: "reserved", COMPLETED: "passed"}.get(job.status, "dead")
+            if self._store.is_blocked(job_id):
+                return "blocked"
+            if job.unmet:
+                return "waiting"
+            return "delayed" if job.run_at > now else "ready"
+
+    # -- pieces, called with the lock held ---------------------------------------------------
+
+    def _now(self) -> float:
+        """Return the time, and notice the reservations that have run out by then."""
+        now = self._clock()
+        for job, status in self._store.recover_expired(now=now):
+            self._bury(job.id, status)
+        return now
+
+    def _bury(self, job_id: str, status: str | None) -> None:
+        if status in DEAD:
+            self._dead[job_id] = None
+
+    def _reserve(self, job_id: str, now: float) -> Reservation | None:
+        job = self._store.claim_job(job_id, _OWNER, now=now, lease=self._timeouts.get(job_id, 1))
+        if job is None or job.lease_token is None or job.lease_expires_at is None:
+            return None
+        return Reservation(job.id, job.attempts, job.lease_token, job.lease_expires_at)
+
+    def _token(self, job_id: str, token: str | None) -> str:
+        """Return `token`, or of None that of the live reservation; of neither, one that fits none."""
+        job = self._store.get(job_id)
+        if job is None:
+            raise UnknownJobError(job_id)
+        return (job.lease_token if token is None else token) or ""
+
+    def _dead_job(self, job_id: str) -> DeadJob:
+        job = self._store.get(job_id)
+        if job is None or job.finished_at is None:
+            raise UnknownJobError(job_id)
+        failures = tuple(
+            Failure(ended, attempt, TIMED_OUT if reason == LEASE_EXPIRED else error)
+            for attempt, _, _, ended, reason, error in self._store.failures(job_id))
+        return DeadJob(job_id, job.attempts, failures, job.finished_at)
+
+
+def _seconds(value: object, what: str) -> float:
+    """Return a number of seconds, finite and not negative, as it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidJob(f"{what} must be a number of seconds, not {type(value).__name__}")
+    try:
+        fits = isfinite(value) and value >= 0
+    except OverflowError:  # an int beyond all floats
+        fits = False
+    if not fits:
+        raise InvalidJob(f"{what} must be a finite number of seconds, and not negative")
+    return value
