@@ -54,6 +54,8 @@ CONTROL = struct.Struct("<qI")
 LOADING = 0
 """The serial that stands for the loading of the handlers, in stop requests and reports."""
 PROGRESS_SECONDS = 0.05
+MAX_LATE_STOPS = 100
+"""Stop requests for jobs that ended first stay in the stream; after so many the pool replaces the child."""
 
 _decode = json.JSONDecoder().raw_decode  # stored JSON is compact: no white space to skip
 
@@ -83,15 +85,22 @@ def main(
     """
     for fd in (work.fileno(), stream.fileno(), report.fd, silent.fd):
         os.set_inheritable(fd, False)  # programs that handlers start get none of these
+    os.register_at_fork(after_in_child=_be_ordinary)
     runner = _Runner(work, stream, report.fd)
-    try:
-        _watch_supervisor(silent.fd)
-        if runner.load(specs):
-            runner.serve()
-    except (Stopped, OSError, EOFError):
-        pass  # told to end, or nobody is left to report to
+    with work, stream:
+        try:
+            _watch_supervisor(silent.fd)
+            if runner.load(specs):
+                runner.serve()
+        except (Stopped, OSError, EOFError):
+            pass  # told to end, or nobody is left to report to
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing left to protect, should ending take long
     _flush_quietly()
+
+
+def _be_ordinary() -> None:
+    """In a process that a handler forked: end by SIGTERM, as `multiprocessing` and everybody expects."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _watch_supervisor(silent_fd: int) -> None:
@@ -143,8 +152,8 @@ class _Runner:
         serial: of the job being run; LOADING while handlers are loaded, -1 between jobs.
         armed: a stop request may raise `Stopped` now.
         term: SIGTERM came while not armed.
+        raised: the serial of the job in which `Stopped` was raised by SIGTERM.
         asked: the serial that is known to have been asked to stop.
-        stale: bytes of the stream that are stop requests of no further use.
     """
 
     def __init__(self, work: socket.socket, stream: socket.socket, report_fd: int) -> None:
@@ -156,8 +165,8 @@ class _Runner:
         self.serial = LOADING
         self.armed = False
         self.term = False
+        self.raised = -1
         self.asked = -1
-        self.stale = 0
         self.context: JobContext | None = None
         self.lines: list[str] = []
         self.progress_due = 0.0
@@ -190,7 +199,8 @@ class _Runner:
     def _on_term(self, signum: int, frame: FrameType | None) -> None:
         if not self.armed:
             self.term = True  # looked at when the next handler starts
-        elif self._asked_to_stop():
+        elif self.raised != self.serial and self._asked_to_stop():
+            self.raised = self.serial  # once: the next SIGTERM must not disturb the handler's cleaning up
             raise Stopped
 
     # -- the loop ---------------------------------------------------------------------
@@ -204,8 +214,6 @@ class _Runner:
                 return
             if self._run(*marshal.loads(message)) is STOPPED:
                 return
-            if self.stale:
-                self._forget_stale()
 
     def _run(
         self, serial: int, job_id: str, type: str, payload: str, attempt: int, max_attempts: int,
@@ -251,8 +259,8 @@ class _Runner:
         value, _ = _decode(payload)
         try:
             self.armed = True
-            if self.term:
-                self.term = False
+            if self.term or self.asked == self.serial:
+                self.term = False  # it may have been meant for a job that had ended
                 if self._asked_to_stop():
                     raise Stopped
             return handlers.call(type, value, context)
@@ -298,26 +306,17 @@ class _Runner:
             parts += part
         return bytes(parts)
 
-    def _forget_stale(self) -> None:
-        """Take the stop requests seen during the last job off the stream; whole ones only."""
-        try:
-            self.stream.recv(self.stale, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            pass
-        self.stale = 0
-
     def _asked_to_stop(self) -> bool:
         """Look, without taking anything, whether the stream holds a stop request for this job."""
         if self.asked == self.serial:
             return True
         try:
-            waiting = self.stream.recv(4_096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            waiting = self.stream.recv(CONTROL.size * 2 * MAX_LATE_STOPS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         if not waiting:
             return True  # the supervisor is gone
         whole = len(waiting) - len(waiting) % CONTROL.size
-        self.stale = whole
         for serial, _ in CONTROL.iter_unpack(waiting[:whole]):
             if serial == self.serial:
                 self.asked = serial

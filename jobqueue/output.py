@@ -2,11 +2,17 @@
 
 The supervisor must never block on its stdout or stderr: heartbeats would stop and leases
 run out.  It hands whole lines to a `Writer` and learns later, by `finished`, which have
-been written and flushed.  Lines never tear: each write is a number of whole lines.
+been written.  Lines never tear: each write is a number of whole lines.
+
+It writes to the descriptor itself.  A thread stuck in a write of Python's buffered stream
+would hold that stream's lock, and the process could not end: the interpreter flushes stdout
+and stderr at its end, waits for the lock, and aborts.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from collections import deque
 
@@ -20,7 +26,7 @@ MAX_WAITING_BYTES = 4_000_000
 
 
 class Writer:
-    """Writes text to `stream` in a thread of its own.
+    """Writes text to `stream` in a thread of its own; nothing else may write to the stream meanwhile.
 
     Args:
         wake: called in that thread whenever `finished` has something new; must not block.
@@ -63,8 +69,13 @@ class Writer:
         return result
 
     def close(self, timeout: float) -> None:
-        """Wait until all is written, for at most `timeout` seconds; what is left then is given up."""
+        """Wait until all is written, for at most `timeout` seconds; what is left then is given up.
+
+        Called again, it does not wait again.
+        """
         with self._changed:
+            if self._closing:
+                return
             self._closing = True
             self._changed.notify()
         self._thread.join(timeout)
@@ -89,10 +100,19 @@ class Writer:
 
     def _put(self, text: str) -> OSError | None:
         try:
-            self._stream.write(text)
-            self._stream.flush()
+            self._write_through(text)
         except OSError as error:
             return error
         except ValueError:  # closed by somebody
             return OSError("the stream is closed")
         return None
+
+    def _write_through(self, text: str) -> None:
+        encoding, errors = self._stream.encoding or "utf-8", self._stream.errors or "strict"
+        left = memoryview(text.encode(encoding, errors))
+        descriptor = self._stream.fileno()
+        while left:
+            try:
+                left = left[os.write(descriptor, left):]
+            except BlockingIOError:  # some program that shares the pipe has made it non-blocking
+                select.select([], [descriptor], [])

@@ -20,224 +20,37 @@ never waits for a child that does not answer.
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import signal
 import socket
 import time
-from contextlib import ExitStack
 from functools import partial
 from marshal import dumps, loads
-from multiprocessing import get_context, resource_tracker
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 
 from . import child as wire
-from .child import DONE, ERROR, EXIT, LATE, LOADING, REJECT, RETRY, STOPPED, InheritedFd
+from .child import ERROR, EXIT, LOADING, STOPPED
 from .errors import HandlerLoadError
+from .events import LoadFailed, Outcome, Progress, Returned, Started
+from .process import KILL, NEVER, NOTHING, READ_BYTES, TERM, TIMEOUT, Child, Stop, describe_exit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from multiprocessing.context import SpawnProcess
     from types import FrameType
     from typing import Any
 
+    from .events import Event
     from .jobs import Job
 
-__all__ = ["DONE", "ERROR", "LATE", "REJECT", "RETRY", "STOPPED", "Child", "LoadFailed", "Outcome", "Pool",
-           "Progress", "Returned", "Started"]
-
-READ_BYTES = 65_536
+MAX_REPORT_BYTES = 64 * 1024 * 1024
+"""Longer than any report; what claims to be longer is not one."""
+ENDING = "the worker is ending"
+"""The reason of what `close` and `kill_all` stop."""
+TERM_AGAIN_SECONDS = 0.2
 RESPAWN_FIRST_SECONDS = 0.1
 RESPAWN_CAP_SECONDS = 5.0
-_NEVER = math.inf
-_NOTHING, _TIMEOUT, _TERM, _KILL = range(4)
-"""What is due next for a child: nothing, its job's timeout, SIGTERM, SIGKILL."""
 
-
-# -- events ---------------------------------------------------------------------------
-
-class Outcome:
-    """A job has ended.
-
-    Attributes:
-        kind, value: DONE: the result as JSON text, or None.  ERROR, REJECT: the error's text.
-            RETRY: (delay in ms or None, text).  LATE: None, it was not started, its deadline had passed.
-            STOPPED: the reason given to `stop_job` or `close`.
-        text: what to print on stdout, whole lines with their line ends; None: nothing.
-        run_us: run time of the handler in microseconds.
-    """
-
-    __slots__ = ("job", "kind", "run_us", "text", "value")
-
-    def __init__(self, job: Job, kind: str, value: Any, text: str | None, run_us: int) -> None:
-        self.job = job
-        self.kind = kind
-        self.value = value
-        self.text = text
-        self.run_us = run_us
-
-    def __repr__(self) -> str:
-        return f"<Outcome {self.job.id} {self.kind} {self.value!r:.80}>"
-
-
-class Started:
-    """The handler of a job with a timeout starts now."""
-
-    __slots__ = ("job",)
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-
-
-class Progress:
-    """A handler reported its progress: 0 to 1, and a note or None."""
-
-    __slots__ = ("fraction", "job", "note")
-
-    def __init__(self, job: Job, fraction: float, note: str | None) -> None:
-        self.job = job
-        self.fraction = fraction
-        self.note = note
-
-
-class Returned:
-    """Jobs that were given and never started, back from a child that died or is being stopped."""
-
-    __slots__ = ("jobs",)
-
-    def __init__(self, jobs: list[Job]) -> None:
-        self.jobs = jobs
-
-
-class LoadFailed:
-    """A replacement ended before it was ready; the next one is tried after a pause."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: str) -> None:
-        self.error = error
-
-
-if TYPE_CHECKING:
-    Event = Outcome | Started | Progress | Returned | LoadFailed
-
-
-class _Stop:
-    """A stop asked of a child: the serial of the job concerned, and how its end is to be told."""
-
-    __slots__ = ("kind", "reason", "serial")
-
-    def __init__(self, serial: int, kind: str, reason: str) -> None:
-        self.serial = serial
-        self.kind = kind
-        self.reason = reason
-
-
-class Child:
-    """One child process as the pool sees it; for others to read, not to change.
-
-    Attributes:
-        pid: of the process; for people.
-        ready: it has loaded its handlers.
-        retiring: it is given nothing more, and will be replaced.
-        handed: the jobs given and not ended, by serial, oldest first.
-        since: monotonic time since when, at the earliest, the oldest of them has been running.
-    """
-
-    __slots__ = ("back", "dismissed", "due", "given", "handed", "load_error", "need", "outbox", "partial",
-                 "pid", "process", "ready", "reports", "retiring", "send", "silent", "since", "step", "stop",
-                 "stream", "timeouts", "watched", "work", "writing")
-
-    def __init__(self, handlers: tuple[str, ...]) -> None:
-        """Start a process that loads `handlers`; OSError: the system has no room for it."""
-        with ExitStack() as undo:
-            self.work, self.back = (undo.enter_context(end) for end in _message_pair())
-            self.stream, far_stream = (undo.enter_context(end) for end in socket.socketpair())
-            self.reports, far_reports = _pipe(undo)
-            far_silent, self.silent = _pipe(undo)
-            self.process = get_context("spawn").Process(
-                target=wire.main, name="jobqueue-child",
-                args=(self.back, far_stream, InheritedFd(far_reports), InheritedFd(far_silent), handlers),
-            )
-            _start(self.process)
-            undo.pop_all()
-        far_stream.close()
-        os.close(far_reports)
-        os.close(far_silent)
-        # Not `back`: its flags are those of the child's end, which has to block.
-        self.work.setblocking(False)
-        self.stream.setblocking(False)
-        os.set_blocking(self.reports, False)
-        self.pid = self.process.pid or 0
-        self.send = self.work.send
-        self.ready = False
-        self.load_error: str | None = None
-        self.retiring = False
-        self.dismissed = False  # the exit message is on its way
-        self.given = 0
-        self.handed: dict[int, Job] = {}
-        self.timeouts: dict[int, int] = {}
-        self.since = 0.0
-        self.step = _NOTHING
-        self.due = _NEVER
-        self.stop: _Stop | None = None
-        self.partial = bytearray()  # the beginning of a report
-        self.need = 0  # how long it must become
-        self.outbox = bytearray()  # what the stream did not take yet
-        self.writing = False
-        self.watched = True
-
-    @property
-    def open(self) -> bool:
-        """Whether jobs may be given to it."""
-        return self.ready and not self.retiring and self.stop is None
-
-    def arm(self, step: int, due: float) -> None:
-        self.step = step
-        self.due = due
-
-    def close(self) -> None:
-        """Let go of a process that has ended."""
-        self.work.close()
-        self.back.close()
-        self.stream.close()
-        os.close(self.reports)
-        os.close(self.silent)
-        self.process.join()
-        self.process.close()
-
-
-def _message_pair() -> tuple[socket.socket, socket.socket]:
-    try:
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except OSError:  # macOS
-        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        for end in ends:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * READ_BYTES)
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * READ_BYTES)
-        return ends
-
-
-def _pipe(undo: ExitStack) -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        undo.callback(os.close, end)
-    return ends
-
-
-def _start(process: SpawnProcess) -> None:
-    """Start a process with SIGINT and SIGTERM blocked, for it to unblock when it can take them."""
-    # The tracker first: when start() finds none it makes one, and unblocks both signals after that.
-    resource_tracker.ensure_running()
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-
-
-# -- the pool -------------------------------------------------------------------------
 
 class Pool:
     """A fixed number of child processes that run jobs; see the module for what it promises.
@@ -338,8 +151,8 @@ class Pool:
         """End a `poll` early; safe from any thread."""
         try:
             self._wake_send.send(b"\0")
-        except BlockingIOError:
-            pass  # full: it will wake anyway
+        except OSError:
+            pass  # full: it will wake anyway; or closed: nobody polls any more
 
     # -- giving and taking back -------------------------------------------------------
 
@@ -429,11 +242,11 @@ class Pool:
             return
         now = self._clock()
         if child.stop is None:
-            child.stop = _Stop(serial, kind, reason)
+            child.stop = Stop(serial, kind, reason)
             self._send_stream(child, wire.CONTROL.pack(serial, 0))
-        elif child.step != _TERM or child.due <= now + grace:
+        elif child.step != TERM or child.due <= now + grace:
             return  # an earlier stop is ahead of this one
-        child.arm(_TERM, now + grace)
+        child.arm(TERM, now + grace)
         if grace <= 0:
             self._take_step(child)
 
@@ -441,10 +254,10 @@ class Pool:
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which `poll` has something to do by itself; None: never."""
-        due = min((child.due for child in self.children), default=_NEVER)
+        due = min((child.due for child in self.children), default=NEVER)
         if len(self.children) < self.size and not self._closing:
             due = min(due, self._respawn_at)
-        return None if due == _NEVER else due
+        return None if due == NEVER else due
 
     def poll(self, timeout: float) -> list[Event]:
         """Wait for reports, signals or timers, at most `timeout` seconds; return what happened, oldest first.
@@ -482,22 +295,25 @@ class Pool:
     def _take_step(self, child: Child) -> None:
         """Do what is due for a child, and set what is due next."""
         now = self._clock()
-        if child.step == _TIMEOUT:
+        if child.step == TIMEOUT:
             serial = next(iter(child.handed))
             self._read_all(child)  # which may end it, and start the next one's time
             job = child.handed.get(serial)
             if job is not None:
                 seconds = child.timeouts[serial] / 1_000
                 self._stop(child, ERROR, f"timed out after {seconds:g} s", 0.0, job)
-        elif child.step == _TERM:
+        elif child.step == TERM:
             if child.stop is None and child.handed:  # on its way out, and still at work
-                self._stop(child, STOPPED, "the worker is ending", 0.0)
+                self._stop(child, STOPPED, ENDING, 0.0)
                 return
+            # Again and again, as a signal that comes just before a handler goes to sleep wakes nobody.
             child.process.terminate()
-            child.arm(_KILL, now + self._kill_seconds)
+            child.kill_at = min(child.kill_at, now + self._kill_seconds)
+            again = now + TERM_AGAIN_SECONDS
+            child.arm(*(TERM, again) if again < child.kill_at else (KILL, child.kill_at))
         else:
             child.process.kill()
-            child.arm(_NOTHING, _NEVER)
+            child.arm(NOTHING, NEVER)
 
     # -- reports ----------------------------------------------------------------------
 
@@ -513,9 +329,9 @@ class Pool:
             return False
         if not data:
             self._unwatch(child)
-            if child.step == _NOTHING or child.step == _TIMEOUT:
+            if child.step == NOTHING or child.step == TIMEOUT:
                 # It has ended, or a handler closed its descriptors: nothing can be heard from it.
-                child.arm(_KILL, self._clock() + self._kill_seconds)
+                child.arm(KILL, self._clock() + self._kill_seconds)
             return False
         if child.partial:
             child.partial += data
@@ -543,6 +359,8 @@ class Pool:
         while position + 4 <= end:
             stop = position + 4 + unpack(data, position)[0]
             if stop > end:
+                if stop - position > MAX_REPORT_BYTES:
+                    raise ValueError("no report is that long")
                 child.need = stop - position
                 break
             report = loads(data[position + 4:stop])
@@ -569,16 +387,19 @@ class Pool:
         """Return kind and value of the outcome of a job whose child has a timer or is retiring."""
         stop = child.stop
         if stop is None:
-            if child.step == _TIMEOUT:
-                child.arm(_NOTHING, _NEVER)
+            if child.step == TIMEOUT:
+                child.arm(NOTHING, NEVER)
         elif stop.serial == serial:
             if kind == STOPPED:
                 kind, value = stop.kind, stop.reason
                 child.retiring = child.dismissed = True  # such a child ends by itself
-                child.arm(_KILL, self._clock() + self._kill_seconds)
+                child.arm(KILL, self._clock() + self._kill_seconds)
             else:
                 child.stop = None
-                child.arm(_NOTHING, _NEVER)
+                child.arm(NOTHING, NEVER)
+                child.late_stops += 1
+                if child.late_stops >= wire.MAX_LATE_STOPS:
+                    child.retiring = True
         self._dismiss_if_done(child)
         return kind, value
 
@@ -595,8 +416,8 @@ class Pool:
         if job is None:
             return
         if kind == wire.STARTED:
-            if child.stop is None:
-                child.arm(_TIMEOUT, now + child.timeouts[serial] / 1_000)
+            if child.stop is None and not child.dismissed:
+                child.arm(TIMEOUT, now + child.timeouts[serial] / 1_000)
             self._events.append(Started(job))
         elif kind == wire.PROGRESS:
             self._events.append(Progress(job, *value))
@@ -635,7 +456,9 @@ class Pool:
             child.send(EXIT)
         except BlockingIOError:
             pass  # TERM will do
-        child.arm(_TERM, self._clock() + self._term_seconds)
+        if child.step != KILL:
+            due = self._clock() + self._term_seconds
+            child.arm(TERM, min(due, child.due) if child.step == TERM else due)
 
     def _reap(self) -> None:
         for child in list(self.children):
@@ -648,7 +471,7 @@ class Pool:
         jobs = self.take_back(child)
         if jobs:
             self._events.append(Returned(jobs))
-        end = f"child {child.pid} " + _describe_exit(exitcode)
+        end = f"child {child.pid} " + describe_exit(exitcode)
         for job in child.handed.values():  # at most one: the one it was running
             kind, reason = (child.stop.kind, child.stop.reason) if child.stop else (ERROR, end)
             self._events.append(Outcome(job, kind, reason, None, int((self._clock() - child.since) * 1e6)))
@@ -669,11 +492,14 @@ class Pool:
         else:
             self._load_error = error
 
-    def close(self) -> list[Event]:
+    def close(self, hurry: Callable[[], bool] = lambda: False) -> list[Event]:
         """End all children: by message, by SIGTERM, by SIGKILL; return the events on the way.
 
         What was not started comes back as `Returned`; what runs on is STOPPED.  Also while children
         still start, and again without effect.
+
+        Args:
+            hurry: asked at each wake-up; once true, SIGKILL comes at once.
         """
         if self._closed:
             return []
@@ -688,23 +514,28 @@ class Pool:
             if not child.ready:  # it is loading: ask it to leave that
                 self._send_stream(child, wire.CONTROL.pack(LOADING, 0))
                 self._take_step(child)
-        return self._wait_for_ends(self._term_seconds + self._kill_seconds + 5.0)
+        return self._wait_for_ends(self._term_seconds + self._kill_seconds + 5.0, hurry)
 
     def kill_all(self) -> list[Event]:
         """End all children with SIGKILL at once; what they were running is STOPPED."""
         if self._closed:
             return []
         self._closing = True
-        for child in self.children:
-            self._stop(child, STOPPED, "the worker is ending", _NEVER)
-            child.process.kill()
-            child.arm(_NOTHING, _NEVER)
-        return self._wait_for_ends(5.0)
+        self._kill_children()
+        return self._wait_for_ends(5.0, lambda: False)
 
-    def _wait_for_ends(self, seconds: float) -> list[Event]:
+    def _kill_children(self) -> None:
+        for child in self.children:
+            self._stop(child, STOPPED, ENDING, NEVER)
+            child.process.kill()
+            child.arm(NOTHING, NEVER)
+
+    def _wait_for_ends(self, seconds: float, hurry: Callable[[], bool]) -> list[Event]:
         events: list[Event] = []
         until = self._clock() + seconds
         while self.children and self._clock() < until:
+            if hurry():
+                self._kill_children()
             events += self.poll(0.5)
             self._child_died = True  # look again, should the signal have gone to somebody else's handler
         events += self._events
@@ -718,12 +549,3 @@ class Pool:
         self._wake_send.close()
         self._closed = True
         return events
-
-
-def _describe_exit(exitcode: int) -> str:
-    if exitcode >= 0:
-        return f"exited with status {exitcode}"
-    try:
-        return f"was killed by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was killed by signal {-exitcode}"

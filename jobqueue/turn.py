@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 
+from .child import DONE, ERROR, REJECT, RETRY
 from .leases import RECOVER_CHUNK
 from .lifecycle import COMPLETED
-from .pool import DONE, ERROR, REJECT, RETRY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from .db import Store
+    from .events import Outcome
     from .jobs import Job
-    from .pool import Outcome
 
 
 class Turn:

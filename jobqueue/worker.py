@@ -24,12 +24,14 @@ import socket
 import sys
 import time
 
+from .child import DONE, ERROR, RETRY
 from .db import Store
 from .dispatch import SHORT_SECONDS, Dispatcher
 from .errors import DatabaseError
+from .events import LoadFailed, Outcome, Progress, Returned
 from .log import Log
 from .output import Writer
-from .pool import DONE, ERROR, RETRY, LoadFailed, Outcome, Pool, Progress, Returned
+from .pool import Pool
 from .text import UNSAFE, escape
 from .times import now_ms
 from .turn import Turn, claim, heartbeat, settle
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import FrameType
 
+    from .events import Event
     from .jobs import Job
-    from .pool import Event
 
 LOOK_SECONDS = 0.004
 """How often an idle worker looks for commits of others; a look costs about 5 us."""
@@ -223,10 +225,12 @@ class Worker:
             self._stop_at = now + HURRIED_SECONDS  # and again, should one slip through
             for job in running:
                 self._pool.stop_job(job, "the worker is stopping", grace=0.0)
+            self._returned += [outcome.job for outcome in self._unprinted]  # nobody reads stdout
+            self._unprinted.clear()
 
     def _leave(self, *, hurried: bool) -> int:
         """End the children and give back what they had; return the exit code."""
-        self._take_in(self._pool.kill_all() if hurried else self._pool.close())
+        self._take_in(self._pool.kill_all() if hurried else self._pool.close(lambda: self._signals.count > 1))
         self._stdout.close(HURRIED_SECONDS)
         self._take_in([])
         self._returned += [*self._dispatcher.unplaced, *(outcome.job for outcome in self._unprinted)]
@@ -255,12 +259,15 @@ class Worker:
                     self._unprinted[event] = None
                     self._stdout.write(self._fit_for_stdout(event.text), event)
             elif isinstance(event, Returned):
-                self._dispatcher.unplaced += event.jobs
+                # One whose lease was found lost meanwhile must not start.
+                self._dispatcher.unplaced += [job for job in event.jobs if job in self._held]
             elif isinstance(event, Progress):
                 self._progress[event.job] = (event.fraction, event.note)
             elif isinstance(event, LoadFailed):
                 self._log.child_failed(event.error)
         for outcome, error in self._stdout.finished():
+            if outcome not in self._unprinted:
+                continue  # it was given back meanwhile
             del self._unprinted[outcome]
             if error is not None and outcome.kind == DONE:
                 outcome.kind = ERROR
@@ -391,6 +398,8 @@ class Worker:
             self._forget(job)
             log.lease_lost(job)
             self._pool.stop_job(job, "the lease is lost", grace=1.0)
+        if turn.lost:
+            self._dispatcher.unplaced = [job for job in self._dispatcher.unplaced if job in self._held]
         if not self._held:
             self._extended_at = turn.monotonic  # no lease is older than this turn
         for job in turn.claimed:
