@@ -35,6 +35,7 @@ from .pool import Pool
 from .text import UNSAFE, escape
 from .times import now_ms
 from .turn import Turn, claim, heartbeat, settle
+from .watch import CommitWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,11 +45,6 @@ if TYPE_CHECKING:
     from .events import Event
     from .jobs import Job
 
-LOOK_SECONDS = 0.004
-"""How often an idle worker looks for commits of others; a look costs about 5 us."""
-RELAXED_LOOK_SECONDS = 0.006
-"""The same after a quiet minute."""
-QUIET_SECONDS = 60.0
 PATIENCE_SECONDS = 0.1
 """How long one try of a turn waits for the write lock: children and timers must be served meanwhile."""
 TROUBLE_PAUSE_SECONDS = 0.05
@@ -147,15 +143,14 @@ class Worker:
         self._completed = self._failed = 0
 
         self._more = True  # a claim might find something; if not, these tell when to look again:
-        self._version = -1
         self._next_event: int | None = None
+        self._watch = CommitWatch(store, pool.selector)
 
         # Monotonic times, in seconds.
         now = time.monotonic()
         self._extended_at = now  # the last heartbeat
         self._seen_at = now
         self._looked_at = now  # at the path of the file
-        self._active_at = now
         self._stop_at: float | None = None  # the end of the grace, once stopping
         self._trouble_since: float | None = None  # turns have failed since then
         self._retry_at = 0.0
@@ -175,6 +170,7 @@ class Worker:
             return self._work()
         finally:
             self._pool.kill_all()
+            self._watch.close()
             self._log.flush()
             self._stdout.close(HURRIED_SECONDS)
             self._stderr.close(HURRIED_SECONDS)
@@ -189,7 +185,7 @@ class Worker:
 
     def _work(self) -> int:
         while True:
-            self._take_in(self._pool.poll(self._pause()))
+            self._take_in(self._wait())
             now = time.monotonic()
             if now - self._looked_at >= FILE_LOOK_SECONDS:
                 self._looked_at = now
@@ -287,24 +283,34 @@ class Worker:
             return 0
         return self._dispatcher.room()
 
-    def _pause(self) -> float:
-        """Return how long to wait for the children at most."""
+    def _wait(self) -> list[Event]:
+        """Wait for the children, for a signal, for a moment or for another process's commit."""
         now = time.monotonic()
+        until = self._next_moment(now)
+        if self._signals.count or self._unprinted or not self._pool.idle():
+            return self._pool.poll(max(0.0, until - now))
+        while True:  # an idle worker spends its life here
+            events = self._pool.poll(max(0.0, min(until - now, self._watch.look_seconds(now))))
+            now = time.monotonic()
+            if events or self._signals.count or now >= until or self._something_happened():
+                return events
+
+    def _next_moment(self, now: float) -> float:
+        """Return the monotonic time at which the loop has something to do, if nothing happens before."""
         if self._trouble_since is not None:
-            return max(0.0, self._retry_at - now)
+            return self._retry_at
         if self._outcomes or self._returned or (self._more and self._room()):
-            return 0.0
+            return now
         until = self._looked_at + FILE_LOOK_SECONDS
         if self._held:
             until = min(until, self._extended_at + self._lease_seconds / 3)
         if self._stop_at is not None:
             until = min(until, self._stop_at)
-        elif self._pool.idle():
-            quiet = now - self._active_at >= QUIET_SECONDS
-            until = min(until, now + (RELAXED_LOOK_SECONDS if quiet else LOOK_SECONDS))
+        elif self._next_event is not None and self._room():
+            until = min(until, now + (self._next_event - now_ms()) / 1_000)
         if self._dispatcher.is_anything_waiting():
             until = min(until, now + SHORT_SECONDS / 2)
-        return max(0.0, until - now)
+        return until
 
     def _turn_is_due(self, now: float) -> bool:
         if self._trouble_since is not None:
@@ -321,12 +327,7 @@ class Worker:
 
     def _something_happened(self) -> bool:
         """Return whether another process has committed, or a moment that was waited for has come."""
-        if self._next_event is not None and now_ms() >= self._next_event:
-            return True
-        try:
-            return self._store.data_version()[0] != self._version
-        except DatabaseError:
-            return True  # the turn will find out
+        return (self._next_event is not None and now_ms() >= self._next_event) or self._watch.has_changed()
 
     # -- the turn --------------------------------------------------------------------------
 
@@ -406,9 +407,9 @@ class Worker:
             self._held[job] = None
             log.claimed(job)
         if turn.claimed:
-            self._active_at = turn.monotonic
             self._dispatcher.place(turn.claimed, turn.monotonic)
-        self._more, self._next_event, self._version = turn.more, turn.next_event, turn.version
+        self._more, self._next_event = turn.more, turn.next_event
+        self._watch.remember(turn.version)
 
     def _forget(self, job: Job) -> None:
         self._held.pop(job, None)

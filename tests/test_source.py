@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("memory_parts",),
     ("memory_store",),
     ("pool", "queue", "scheduler", "aio", "memory", "render", "log", "output", "metrics"),
-    ("dispatch", "turn"),
+    ("dispatch", "turn", "watch"),
     ("worker", "dashboard"),
     ("commands",),
     ("commands.common",),
