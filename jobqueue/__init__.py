@@ -11,10 +11,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "DatabaseBusy": "errors", "DatabaseError": "errors", "DependencyCycle": "errors",
-    "HandlerLoadError": "errors", "InvalidJob": "errors", "JobQueueError": "errors",
+    "HandlerLoadError": "errors", "InvalidJob": "errors", "JobQueueError": "errors", "LeaseLost": "errors",
     "UnknownJobError": "errors",
     "Job": "jobs",
     "JobContext": "handlers", "Reject": "handlers", "Retry": "handlers", "handler": "handlers",
+    "DeadJob": "memory", "Failure": "memory", "MemoryQueue": "memory", "Reservation": "memory",
+    "JobScheduler": "scheduler", "Lease": "aio", "WorkQueue": "aio",
     "Queue": "queue",
 }
 

@@ -4,6 +4,10 @@ if __name__ == "__main__":
     import sys
 
     try:
+        if sys.argv[1:2] == ["worker"]:
+            from jobqueue.signals import SIGNALS
+
+            SIGNALS.install()
         from jobqueue.cli import main
 
         exit_code = main()

@@ -10,7 +10,9 @@ one whose text is free.  Jobs may depend on others of the batch, in any order.
 
 from __future__ import annotations
 
-from .errors import DependencyCycle, InvalidJob
+from threading import get_ident
+
+from .errors import DependencyCycle, InvalidJob, JobQueueError
 from .intake import Intake, taken, unknown
 from .lifecycle import CLAIMABLE, COMPLETED, PENDING
 from .schema import NUMBER_AHEAD, quoted
@@ -46,23 +48,27 @@ UPDATE temp.batch SET first = earlier.n
 FROM (SELECT idempotency_key AS key, min(n) AS n FROM temp.batch WHERE idempotency_key IS NOT NULL
       GROUP BY idempotency_key HAVING count(*) > 1) AS earlier
 WHERE idempotency_key = earlier.key AND batch.n > earlier.n"""
-_REPEATED_ID = """SELECT max(n), id FROM temp.batch WHERE id IS NOT NULL AND first IS NULL
-                  GROUP BY id HAVING count(*) > 1 ORDER BY max(n) LIMIT 1"""
-_INNER_EDGES = """FROM temp.edges JOIN temp.batch AS child ON child.n = edges.n
-                  JOIN temp.batch AS parent ON parent.id = edges.name"""
-_FORWARD_EDGE = f"SELECT 1 {_INNER_EDGES} WHERE parent.n >= child.n LIMIT 1"
+_REPEATED_ID = """SELECT max(n), id FROM temp.batch WHERE id IS NOT NULL
+                  GROUP BY id HAVING count(DISTINCT coalesce(first, n)) > 1 ORDER BY max(n) LIMIT 1"""
+_INNER_EDGES = """
+SELECT DISTINCT child.n AS child, coalesce(parent.first, parent.n) AS parent
+FROM temp.edges JOIN temp.batch AS child ON child.n = edges.n
+JOIN temp.batch AS parent ON parent.id = edges.name"""
+_FORWARD_EDGE = f"SELECT 1 FROM ({_INNER_EDGES}) WHERE parent >= child LIMIT 1"
 
 _FIND_TWINS = """
 UPDATE temp.batch SET twin = (SELECT seq FROM main.jobs WHERE idempotency_key = batch.idempotency_key)
 WHERE idempotency_key IS NOT NULL AND first IS NULL"""
 _FOLLOW_FIRSTS = """UPDATE temp.batch SET twin = (SELECT coalesce(f.twin, ? + f.place) FROM temp.batch AS f
                                                   WHERE f.n = batch.first) WHERE first IS NOT NULL"""
-_TAKEN_ID = """SELECT n, id FROM temp.batch WHERE id IS NOT NULL AND twin IS NULL
+_TAKEN_ID = """SELECT n, id FROM temp.batch WHERE id IS NOT NULL AND twin IS NULL AND first IS NULL
                AND EXISTS (SELECT 1 FROM main.jobs WHERE jobs.id = batch.id) ORDER BY n LIMIT 1"""
 _TAKEN_NUMBERS = f"""
 SELECT CAST(id AS INTEGER) FROM main.jobs WHERE {NUMBER_AHEAD} AND CAST(id AS INTEGER) BETWEEN :low AND :high
+AND id = CAST(CAST(id AS INTEGER) AS TEXT)
 UNION
-SELECT CAST(id AS INTEGER) FROM temp.batch WHERE id GLOB '[1-9]*' AND CAST(id AS INTEGER) BETWEEN :low AND :high"""
+SELECT CAST(id AS INTEGER) FROM temp.batch WHERE CAST(id AS INTEGER) BETWEEN :low AND :high
+AND id = CAST(CAST(id AS INTEGER) AS TEXT)"""
 _INSERT = f"""
 INSERT INTO main.jobs(seq, id, queue, type, payload, priority, created_at, run_at, status, ready,
                       max_attempts, timeout_ms, idempotency_key, trace)
@@ -74,7 +80,8 @@ _FIND_PARENTS = """
 UPDATE temp.edges SET parent = coalesce(
     (SELECT coalesce(twin, ? + place) FROM temp.batch WHERE batch.id = edges.name),
     (SELECT seq FROM main.jobs WHERE jobs.id = edges.name))"""
-_UNKNOWN_PARENT = "SELECT n, name FROM temp.edges WHERE parent IS NULL ORDER BY n LIMIT 1"
+_UNKNOWN_PARENT = """SELECT n, name FROM temp.edges JOIN temp.batch USING (n)
+                     WHERE parent IS NULL AND twin IS NULL ORDER BY n LIMIT 1"""
 _INSERT_EDGES = """
 INSERT OR IGNORE INTO main.dependencies(job, depends_on)
 SELECT ? + place, parent FROM temp.edges JOIN temp.batch USING (n) WHERE twin IS NULL"""
@@ -93,8 +100,8 @@ class Batch:
     """Jobs on their way into the file; a context manager that forgets them at its end.
 
     Fill it with `extend`, call `check` and `store` once each, then read `ids`.  An engine
-    has room for one batch: a second one, in another thread, waits.  Other work of other
-    threads goes on in between.
+    has room for one batch: a second one, in another thread, waits; in the same thread it is
+    a `JobQueueError`.  Other work of other threads goes on in between.
     """
 
     def __init__(self, engine: Intake) -> None:
@@ -104,13 +111,19 @@ class Batch:
         self._has_ids = self._has_keys = self._has_edges = False
 
     def __enter__(self) -> Batch:
-        self._engine.batch_lock.acquire()
+        engine = self._engine
+        _ = engine.sqlite  # refuses a forked child, which would wait for ever
+        if not engine.batch_lock.acquire(blocking=False):
+            if engine.batch_thread == get_ident():
+                raise JobQueueError("this thread is still storing another batch of jobs: finish that one first")
+            engine.batch_lock.acquire()
+        engine.batch_thread = get_ident()
         try:
-            with self._engine.snapshot():
+            with engine.snapshot():
                 for statement in (*_DROP, *_CREATE):
                     self._query(statement)
         except BaseException:
-            self._engine.batch_lock.release()
+            self._release()
             raise
         return self
 
@@ -120,7 +133,11 @@ class Batch:
                 for statement in _DROP:
                     self._query(statement)
         finally:
-            self._engine.batch_lock.release()
+            self._release()
+
+    def _release(self) -> None:
+        self._engine.batch_thread = None
+        self._engine.batch_lock.release()
 
     def _query(self, sql: str, parameters: Any = ()) -> list[Any]:
         return self._engine.sqlite.execute(sql, parameters).fetchall()
@@ -164,8 +181,9 @@ class Batch:
             if self._has_keys:
                 self._query(_INDEX_KEYS)
                 self._query(_MARK_REPEATED_KEYS)
-            if self._has_ids:
+            if self._has_ids or self._has_edges:
                 self._query(_INDEX_IDS)
+            if self._has_ids:
                 for n, job_id in self._query(_REPEATED_ID):
                     raise InvalidJob(f"the id {job_id!r} is given to two jobs of the batch", n)
             # A ring needs a job that depends on itself or on a later one: most batches have none.
@@ -176,7 +194,7 @@ class Batch:
         from graphlib import CycleError, TopologicalSorter
 
         sorter: TopologicalSorter[int] = TopologicalSorter()
-        for child, parent in self._query(f"SELECT child.n, parent.n {_INNER_EDGES}"):
+        for child, parent in self._query(_INNER_EDGES):
             sorter.add(child, parent)
         try:
             sorter.prepare()
@@ -202,9 +220,12 @@ class Batch:
             self._skip_taken_numbers()
             if self._has_keys:
                 self._query(_FOLLOW_FIRSTS, (self._base,))
+            if self._has_edges:
+                self._find_parents()
             self._query(_INSERT, {"base": self._base, "now": now_ms})
             if self._has_edges:
-                self._store_edges()
+                self._query(_INSERT_EDGES, (self._base,))
+                self._query(_COUNT_UNMET, (self._base,))
 
     def _skip_taken_numbers(self) -> None:
         """Move jobs behind the numbers whose text is an id already; hardly ever are there any."""
@@ -213,9 +234,9 @@ class Batch:
         while True:  # moving up may run into further ones
             bounds = {"low": self._base + 1, "high": self._base + self._size + spare}
             numbers = {number for (number,) in self._query(_TAKEN_NUMBERS, bounds)}
-            if len(numbers) == spare:
+            if len(numbers) <= spare:
                 break
-            spare = len(numbers)
+            spare = 2 * len(numbers)  # doubled, as a long row of them would otherwise be met one by one
         if not numbers:
             return
         number, moved = self._base, []
@@ -226,12 +247,11 @@ class Batch:
             moved.append((number - self._base, n))
         self._engine.sqlite.executemany("UPDATE temp.batch SET place = ? WHERE n = ?", moved)
 
-    def _store_edges(self) -> None:
+    def _find_parents(self) -> None:
+        """Look parents up before the jobs are there, so that none is taken for one by its new number."""
         self._query(_FIND_PARENTS, (self._base,))
         for n, name in self._query(_UNKNOWN_PARENT):
             raise InvalidJob(unknown(name), n)
-        self._query(_INSERT_EDGES, (self._base,))
-        self._query(_COUNT_UNMET, (self._base,))
 
     def ids(self) -> Iterator[str]:
         """Yield the id of each job, in order; of a job that was there already, its id."""

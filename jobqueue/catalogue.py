@@ -26,7 +26,8 @@ _GET = f"SELECT {_COLUMNS} FROM jobs WHERE id = ?"
 _PARENTS = """SELECT job, parent.id FROM dependencies JOIN jobs AS parent ON parent.seq = depends_on
               WHERE job IN (SELECT value FROM json_each(?)) ORDER BY job, depends_on"""
 _COUNTS = "SELECT status, count(*) FROM jobs {where} GROUP BY status"
-_SHARES = f"""SELECT (SELECT count(*) FROM jobs WHERE {IS_READY} AND {{queue}}),
+_SHARES = f"""SELECT (SELECT count(*) FROM jobs WHERE {IS_READY} AND run_at <= :now AND {{queue}}),
+       (SELECT count(*) FROM jobs WHERE {IS_READY} AND run_at > :now AND {{queue}}),
        (SELECT count(*) FROM jobs WHERE {IS_SCHEDULED} AND run_at <= :now AND {{queue}}),
        (SELECT count(*) FROM jobs WHERE {IS_SCHEDULED} AND run_at > :now AND {{queue}}),
        (SELECT count(*) FROM jobs WHERE {IS_WAITING} AND status IN {quoted(CLAIMABLE)} AND {{queue}})"""
@@ -41,15 +42,23 @@ WITH RECURSIVE blocked(seq) AS (
     SELECT job FROM blocked JOIN dependencies ON depends_on = blocked.seq
     JOIN jobs AS child ON child.seq = job WHERE child.status IN {quoted(CLAIMABLE)})
 SELECT jobs.id FROM blocked JOIN jobs USING (seq) {{where}} ORDER BY jobs.seq"""
+_IS_BLOCKED = f"""
+WITH RECURSIVE above(seq) AS (
+    SELECT depends_on FROM jobs JOIN dependencies ON job = seq WHERE id = ? AND status IN {quoted(CLAIMABLE)}
+    UNION
+    SELECT depends_on FROM above JOIN jobs USING (seq) JOIN dependencies ON job = seq
+    WHERE {IS_WAITING} AND status IN {quoted(CLAIMABLE)})
+SELECT EXISTS (SELECT 1 FROM above CROSS JOIN jobs USING (seq) WHERE {IS_DEAD})"""
 
 
 class Catalogue(Connection):
     """The part of the engine that reads; see `Store`."""
 
-    def get(self, job_id: str) -> Job | None:
-        """Return a job with its dependencies, None if there is none."""
+    def get(self, job_id: str, *, parents: bool = True) -> Job | None:
+        """Return a job, None if there is none; its dependencies are left out unless `parents`."""
         with self.snapshot():
-            jobs = self._with_parents(self.sqlite.execute(_GET, (job_id,)).fetchall())
+            rows = self.sqlite.execute(_GET, (job_id,)).fetchall()
+            jobs = self._with_parents(rows) if parents else [Job(*row) for row in rows]
         return jobs[0] if jobs else None
 
     def list(self, *, status: str | None = None, type: str | None = None, queue: str | None = None,
@@ -114,6 +123,11 @@ class Catalogue(Connection):
         with self.snapshot():
             return [job_id for (job_id,) in self.sqlite.execute(_BLOCKED.format(where=where), values).fetchall()]
 
+    def is_blocked(self, job_id: str) -> bool:
+        """Return whether `blocked` would name this job; linear in what it waits for, at any depth."""
+        with self.snapshot():
+            return self.sqlite.execute(_IS_BLOCKED, (job_id,)).fetchall() == [(1,)]
+
     def shares(self, queue: str | None = None, *, now_ms: int) -> dict[str, int]:
         """Return how the jobs that wait for a worker divide, in one queue or (None) in the whole file.
 
@@ -122,10 +136,11 @@ class Catalogue(Connection):
         """
         condition = "TRUE" if queue is None else "queue = :queue"
         with self.snapshot():
-            ((ready, due, scheduled, waiting),) = self.sqlite.execute(
+            ((ready, early, due, scheduled, waiting),) = self.sqlite.execute(
                 _SHARES.format(queue=condition), {"now": now_ms, "queue": queue}).fetchall()
             blocked = len(self.blocked(queue))
-        return {"ready": ready + due, "scheduled": scheduled, "waiting": waiting - blocked, "blocked": blocked}
+        return {"ready": ready + due, "scheduled": scheduled + early,  # early: the clock has stepped back
+                "waiting": waiting - blocked, "blocked": blocked}
 
     def next_event(self, queues: Sequence[str]) -> int | None:
         """Return when the next scheduled job comes due or lease runs out (ms); None: nothing to wait for."""

@@ -23,8 +23,8 @@ import sys
 import threading
 import time
 
-from . import schema
-from .errors import DatabaseBusy, DatabaseError
+from . import forks, schema
+from .errors import DatabaseBusy, DatabaseError, InvalidJob, JobQueueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ _NETWORK_FILE_SYSTEMS = ("9p", "afs", "ceph", "cifs", "glusterfs", "nfs", "nfs4"
 _ALLOW_NETWORK = "JOBQUEUE_ALLOW_NETWORK_MOUNT"
 _PRAGMAS = ("synchronous = FULL", "fullfsync = 1", "wal_autocheckpoint = 0", "journal_size_limit = 1000000",
             "mmap_size = 0", "cache_size = -32000", "trusted_schema = OFF", "cell_size_check = ON")
+_opening = threading.Lock()
+"""Held while a file is looked at and opened: see `Connection._refuse_at_first_sight`."""
+_inherited: set[tuple[int, int] | None] = set()
+"""The files that were inside a transaction when this process was forked."""
 
 
 class Connection:
@@ -87,6 +91,7 @@ class Connection:
         """Whether this object has written the tables."""
         self._open(create)
         self._identity = _identity(self.path)
+        forks.watch(self)
 
     # -- opening and closing -----------------------------------------------------------
 
@@ -99,24 +104,46 @@ class Connection:
                 raise DatabaseError(f"there is no database {self.shown_path}; create it with: "
                                     f"python -m jobqueue init --database {self.shown_path}")
             self._create_empty_file()
-        if self._patiently(self._look_for_blank) and not create:
-            raise DatabaseError(f"{self.shown_path} is empty; make it a queue with: "
-                                f"python -m jobqueue init --database {self.shown_path}")
-        try:
-            self._sqlite = self._connect("rw")
-            self._patiently(self._prepare)
-        except BaseException:
-            self.close()
-            raise
+        if _identity(self.path) in _inherited:
+            raise DatabaseError(f"{self.shown_path} was inside a transaction of process {os.getppid()} when that "
+                                "forked this one; fork outside of transactions, or start processes by spawn")
+        with _opening:
+            if self._patiently(self._look_for_blank) and not create:
+                raise DatabaseError(f"{self.shown_path} is empty; make it a queue with: "
+                                    f"python -m jobqueue init --database {self.shown_path}")
+            try:
+                self._sqlite = self._connect("rw")
+                self._patiently(self._prepare)
+            except BaseException:
+                self.close()
+                raise
 
     def _look_for_blank(self) -> bool:
         """Return whether the file is blank; raise unless it is that or ours."""
+        if not os.path.exists(self.path + "-wal") and not os.path.exists(self.path + "-journal"):
+            self._refuse_at_first_sight()
         connection = self._connect("ro")
         try:
             if schema.is_blank(connection):
                 return True
             schema.check_ours(connection, self.shown_path)
             return False
+        finally:
+            connection.close()
+
+    def _refuse_at_first_sight(self) -> None:
+        """Refuse a file that is not ours and not in use; any other look would leave a -wal and a -shm there.
+
+        This one is blind to what other processes do meanwhile, so all else is left to the next.  It takes
+        no locks, and its end would drop those of another connection of this process to the file: there
+        is none, as that would have made a -wal, and other threads wait for `_opening`.
+        """
+        connection = self._connect("ro&immutable=1")
+        try:
+            if not schema.is_blank(connection):
+                schema.check_ours(connection, self.shown_path)
+        except sqlite3.Error:
+            pass  # a text file, or one that is just being written: the next look tells
         finally:
             connection.close()
 
@@ -188,6 +215,31 @@ class Connection:
                     connection.close()
             self._guard = self._sqlite = None
 
+    def hold(self) -> bool:
+        """Wait, before a fork, until no other thread is inside a transaction; return whether that worked."""
+        return self._lock.acquire(timeout=self.patience_seconds + 1)
+
+    def resume(self) -> None:
+        """Let other threads go on after `hold`."""
+        self._lock.release()
+
+    def disown(self, held: bool) -> None:
+        """Close, in a forked child, what belongs to the parent; keep it for good if it is inside a transaction.
+
+        To close that would end the parent's transaction, and beside it the child cannot open the file.
+        """
+        connections = [connection for connection in (self._guard, self._sqlite) if connection is not None]
+        self._guard = self._sqlite = None
+        if held and self._depth == 0:
+            for connection in connections:
+                connection.close()
+        else:
+            import ctypes
+
+            _inherited.add(self._identity)
+            for connection in connections:  # not even the end of the process may destroy it
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
     def is_replaced(self) -> bool:
         """Return whether the path no longer names the file that was opened (about 2 us)."""
         return _identity(self.path) != self._identity
@@ -221,11 +273,9 @@ class Connection:
 
     def data_version(self) -> tuple[int, int]:
         """Return a value that changes with every commit, whoever made it; a hint to look, never a proof."""
+        connection = self.sqlite  # refuses a forked child, which must not touch the lock
         with self._lock:
-            try:
-                ((version,),) = self.sqlite.execute("PRAGMA data_version").fetchall()
-            except sqlite3.Error as error:
-                raise self._explained(error) from error
+            ((version,),) = self._patiently(lambda: connection.execute("PRAGMA data_version").fetchall())
         return version, self.commits
 
     def wal_bytes(self) -> int:
@@ -242,9 +292,15 @@ class Connection:
         try:
             if self._depth == 0:
                 self._patiently(lambda: connection.execute(statement))
+                if statement == _READ:  # only a look takes the snapshot, and it may find the file locked, too
+                    self._patiently(lambda: connection.execute("PRAGMA schema_version").fetchall())
                 self._changes = connection.total_changes if statement == _WRITE else None
+            elif statement == _WRITE and self._changes is None:
+                raise JobQueueError("a snapshot cannot become a write transaction: begin that first")
             self._depth += 1
         except BaseException:
+            if self._depth == 0 and connection.in_transaction:
+                connection.execute("ROLLBACK")
             self._lock.release()
             raise
 
@@ -339,6 +395,10 @@ class Transaction:
         self._connection._end(failed=kind is not None)
         if isinstance(error, sqlite3.Error):
             raise self._connection._explained(error) from error
+        if isinstance(error, OverflowError):
+            raise InvalidJob(f"a number is too large to be stored: {error}") from None
+        if isinstance(error, UnicodeEncodeError):
+            raise InvalidJob(f"{error.object!a} holds a lone surrogate, which is no Unicode text") from None
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

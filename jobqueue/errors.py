@@ -51,6 +51,10 @@ class UnknownJobError(JobQueueError, KeyError):
         return f"there is no job {self.job_id!r}"
 
 
+class LeaseLost(JobQueueError):
+    """A lease ended before its holder had settled the job: nothing was stored, and others may have the job."""
+
+
 class HandlerLoadError(JobQueueError):
     """A module of handlers could not be imported, or registers a type twice."""
 

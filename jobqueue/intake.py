@@ -24,6 +24,7 @@ INSERT INTO jobs(seq, id, queue, type, payload, priority, created_at, run_at, st
                  max_attempts, timeout_ms, idempotency_key, trace)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, '{PENDING}', ?, ?, ?, ?, ?, ?)
 """
+_INSERT_EDGE = "INSERT INTO dependencies(job, depends_on) VALUES (?, ?)"
 _LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
 _BY_KEY = "SELECT id FROM jobs WHERE idempotency_key = ?"
 _BY_ID = "SELECT seq, status FROM jobs WHERE id = ?"
@@ -37,6 +38,8 @@ class Intake(Connection):
         super().__init__(path, create=create, patience_seconds=patience_seconds, stop=stop)
         self.batch_lock = threading.Lock()
         """Held by the one `Batch` that is being filled."""
+        self.batch_thread: int | None = None
+        """The thread that fills it."""
 
     def add(self, job: NewJob, *, now_ms: int) -> tuple[str, bool]:
         """Store one job.
@@ -59,11 +62,14 @@ class Intake(Connection):
             elif execute(_BY_ID, (job.id,)).fetchall():
                 raise InvalidJob(taken(job.id))
             job_id = job.id or str(seq)
-            unmet = self._add_edges(seq, job.depends_on) if job.depends_on else 0
+            parents = [self._parent(name) for name in job.depends_on]
+            unmet = sum(status != COMPLETED for _, status in parents)
             run_at = now_ms + job.delay_ms if job.run_at is None else job.run_at
             execute(_INSERT, (seq, job_id, job.queue, job.type, job.payload, job.priority, now_ms, run_at,
                               unmet == 0 and run_at <= now_ms, unmet, job.max_attempts, job.timeout_ms,
                               job.idempotency_key, job.trace))
+            if parents:
+                self.sqlite.executemany(_INSERT_EDGE, [(seq, parent) for parent, _ in parents])
             return job_id, True
 
     def last_seq(self) -> int:
@@ -71,17 +77,11 @@ class Intake(Connection):
         ((seq,),) = self.sqlite.execute(_LAST_SEQ).fetchall()
         return int(seq)
 
-    def _add_edges(self, seq: int, depends_on: tuple[str, ...]) -> int:
-        """Store a job's dependencies; return how many have not completed."""
-        unmet = 0
-        for name in depends_on:
-            parents = self.sqlite.execute(_BY_ID, (name,)).fetchall()
-            if not parents:
-                raise InvalidJob(unknown(name))
-            ((parent, status),) = parents
-            unmet += status != COMPLETED
-            self.sqlite.execute("INSERT INTO dependencies(job, depends_on) VALUES (?, ?)", (seq, parent))
-        return unmet
+    def _parent(self, name: str) -> tuple[int, str]:
+        """Return (seq, status) of the job that `depends_on` names."""
+        for seq, status in self.sqlite.execute(_BY_ID, (name,)).fetchall():
+            return seq, status
+        raise InvalidJob(unknown(name))
 
 
 def taken(job_id: str) -> str:

@@ -45,6 +45,8 @@ WHERE seq IN ({{heads}}) AND status IN {quoted(sources("claim"))} AND unmet = 0 
 RETURNING {_COLUMNS}"""
 _DEMOTE = "UPDATE jobs SET ready = 0 WHERE seq IN ({heads}) AND run_at > ?"
 
+_PROLONG = f"""UPDATE jobs SET lease_expires_at = lease_expires_at + ? WHERE {IS_RUNNING} AND lease_expires_at > ?
+               AND lease_owner IN (SELECT id FROM workers)"""
 _EXTEND = f"UPDATE jobs SET lease_expires_at = :until WHERE {_HELD}"
 _REPORT = f"UPDATE jobs SET progress = :progress, progress_note = :note WHERE {_HELD}"
 _COMPLETE = f"""UPDATE jobs SET status = '{MOVES["complete", sources("complete")[0]]}', finished_at = :now,
@@ -102,20 +104,28 @@ class Leases(Connection):
         """
         if lease_ms <= 0 or limit <= 0:
             raise InvalidJob("a claim needs a positive lease and a positive limit")
+        queues = tuple(dict.fromkeys(queues))  # named twice, one would fill the limit with the same jobs
         claim, demote = _claim_statements(len(queues))
-        heads: list[object] = [value for queue in queues for value in (queue, limit)]
+        jobs: list[Job] = []
+        width = limit
+
+        def heads(size: int) -> list[object]:
+            return [*(value for queue in queues for value in (queue, size)), size]
+
         with self.transaction():
             execute = self.sqlite.execute
             while True:
-                rows = execute(claim, (owner, now_ms + lease_ms, now_ms, *heads, limit, now_ms)).fetchall()
-                # Fewer than asked for: all there was, unless some of the heads are not due
-                # (the clock stepped back).  Those are put back, and those behind them tried.
-                if len(rows) == limit or not execute(demote, (*heads, limit, now_ms)).rowcount or rows:
+                left = limit - len(jobs)
+                rows = execute(claim, (owner, now_ms + lease_ms, now_ms, *heads(left), now_ms)).fetchall()
+                jobs += [Job(*row) for row in rows]
+                # Fewer than asked for: all there was, unless some of the heads are not due (the clock
+                # stepped back).  Those are put back, more each time, and the ones behind them tried.
+                if len(rows) == left or not execute(demote, (*heads(width), now_ms)).rowcount:
                     break
-            jobs = [Job(*row) for row in rows]
-            if len(jobs) > 1:  # RETURNING keeps no order
-                jobs.sort(key=lambda job: (-job.priority, job.seq))
-            return jobs
+                width = min(4 * width, PROMOTE_CHUNK)
+        if len(jobs) > 1:  # RETURNING keeps no order
+            jobs.sort(key=lambda job: (-job.priority, job.seq))
+        return jobs
 
     # -- what the holder of a lease may do -----------------------------------------------
 
@@ -130,6 +140,17 @@ class Leases(Connection):
         with self.transaction():
             return [(seq, token) for seq, token in leases if not self._update(
                 _EXTEND, {"seq": seq, "token": token, "now": now_ms, "until": now_ms + lease_ms})]
+
+    def prolong_for_workers(self, *, now_ms: int, by_ms: int) -> None:
+        """Extend the leases that workers hold, as they could not while the write lock was held.
+
+        Leases of others are left alone: they may live in another time (see `scheduler`).
+
+        Args:
+            now_ms: when the lock was taken; leases that had run out by then stay so.
+        """
+        with self.transaction():
+            self.sqlite.execute(_PROLONG, (by_ms, now_ms))
 
     def report(self, job_id: str, token: str, progress: float, note: str | None, *, now_ms: int) -> bool:
         """Store how far a running job has come, 0 to 1; return whether the lease was still held."""

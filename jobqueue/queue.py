@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.004
 """How often `wait` looks for commits of others; one look costs about 3 us."""
+LONG_HOLD_MS = 100
+"""When a batch holds the write lock for longer than this, workers get the time back on their leases."""
+MAX_HOLD_MS = 600_000
+"""No batch takes so long: the clock has jumped."""
 
 
 class Queue:
@@ -126,7 +130,11 @@ class Queue:
             batch.extend(jobs)
             batch.check()
             with self._store.transaction():
-                batch.store(now_ms=self._clock())
+                begun = self._clock()
+                batch.store(now_ms=begun)
+                held_ms = self._clock() - begun
+                if LONG_HOLD_MS < held_ms < MAX_HOLD_MS:  # no heartbeat can have come through
+                    self._store.prolong_for_workers(now_ms=begun, by_ms=2 * held_ms)  # the commit takes long too
             yield from batch.ids()
 
     # -- working -------------------------------------------------------------------------
@@ -257,7 +265,8 @@ class Queue:
     def stats(self, queue: str | None = None) -> dict[str, int]:
         """Return how many jobs have each status, and how many of the waiting ones are
         `ready`, `scheduled`, `waiting` (for dependencies) or `blocked`; None: in the whole file."""
-        return {**self._store.counts(queue), **self._store.shares(queue, now_ms=self._clock())}
+        with self._store.snapshot():
+            return {**self._store.counts(queue), **self._store.shares(queue, now_ms=self._clock())}
 
     def wait(self, id: str, timeout: float | None = None) -> Job:
         """Return a job once it is finished, in whatever way.

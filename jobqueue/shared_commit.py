@@ -42,6 +42,7 @@ class SharedCommit:
 
     def add(self, job: NewJob) -> tuple[str, bool]:
         """Do what `Store.add` does, in a commit with the jobs of others."""
+        _ = self._store.sqlite  # refuses a forked child, which might wait for a thread that it does not have
         request = _Request(job)
         self._waiting.append(request)
         with self._lock:

@@ -19,7 +19,6 @@ rows change (see `leases`).
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
@@ -32,6 +31,7 @@ from .events import LoadFailed, Outcome, Progress, Returned
 from .log import Log
 from .output import Writer
 from .pool import Pool
+from .signals import SIGNALS, Signals
 from .text import UNSAFE, escape
 from .times import now_ms
 from .turn import Turn, claim, heartbeat, settle
@@ -40,7 +40,6 @@ from .watch import CommitWatch
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import FrameType
 
     from .events import Event
     from .jobs import Job
@@ -81,7 +80,7 @@ def run(path: str, *, workers: int, lease_seconds: float, drain: bool, grace_sec
         DatabaseError: the file cannot be opened.
         HandlerLoadError: a module of handlers does not import; nothing was claimed.
     """
-    with _Signals() as signals:
+    with SIGNALS as signals:
         store = Store(path, stop=lambda: signals.count > 0)
         try:
             pool = Pool(workers, handlers, max_jobs_per_child=max_jobs_per_child)
@@ -93,30 +92,10 @@ def run(path: str, *, workers: int, lease_seconds: float, drain: bool, grace_sec
             store.close()
 
 
-class _Signals:
-    """Counts SIGINT and SIGTERM; the handler does nothing else, so no transaction is ever cut short."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.last = 0
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.last = number
-
-    def __enter__(self) -> _Signals:
-        self._old = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-
 class Worker:
     """One supervisor; made by `run`."""
 
-    def __init__(self, store: Store, pool: Pool, signals: _Signals, *, queues: Sequence[str], lease_seconds: float,
+    def __init__(self, store: Store, pool: Pool, signals: Signals, *, queues: Sequence[str], lease_seconds: float,
                  drain: bool, grace_seconds: float, default_timeout_ms: int | None, log_format: str,
                  log_level: str) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"

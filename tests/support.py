@@ -20,10 +20,13 @@ import tempfile
 import threading
 import time
 import unittest
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
+
+from jobqueue import Job, Queue
 
 TOP = Path(__file__).resolve().parent.parent
 _T = TypeVar("_T")
@@ -148,6 +151,104 @@ class TempDirTestCase(unittest.TestCase):
         self.addCleanup(restore)
 
 
+class Event(NamedTuple):
+    """A line of the trace that `tests/handlers_for_tests.py` writes."""
+
+    what: str
+    job: str
+    attempt: int
+    pid: int
+
+
+class WorkerTestCase(TempDirTestCase):
+    """A test with a queue (`self.queue`, in `self.db`) and real workers that have the handlers for tests.
+
+    They run in `self.dir`, so that the names of gates and of the trace need no path.
+    """
+
+    HANDLERS = TOP / "tests" / "handlers_for_tests.py"
+    queue: Queue
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.queue = self.make_queue(self.db)
+
+    def make_queue(self, path: Path) -> Queue:
+        """Create another queue and return it, open until the end of the test."""
+        queue = Queue(path, create=True)
+        self.addCleanup(queue.close)
+        return queue
+
+    def worker(self, *args: object, db: Path | None = None, **options: Any) -> Process:
+        """Start a worker with one child and the handlers for tests; later arguments win."""
+        own = ("--database", db or self.db, "--workers", 1, "--handlers", self.HANDLERS)
+        return self.start("worker", *own, *args, cwd=self.dir, **options)
+
+    def ready(self, worker: Process) -> Process:
+        """Wait until a worker that logs at level info or below has all its children; return it."""
+        until(lambda: " serves " in worker.stderr_text() or worker.poll() is not None, 30, "a worker to start")
+        self.assertIsNone(worker.poll(), worker.stderr_text())
+        return worker
+
+    def drain(self, *args: object, db: Path | None = None, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+        """Run a worker until nothing is due, expect exit 0, and return its output."""
+        done = self.worker("--drain", *args, db=db).finish(timeout)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def job(self, id: str, queue: Queue | None = None) -> Job:
+        """Return a job as it is in the file now."""
+        job = (queue or self.queue).get(id)
+        assert job is not None, f"no job {id}"
+        return job
+
+    def until_status(self, id: str, *statuses: str, timeout: float = 20, queue: Queue | None = None) -> Job:
+        """Wait until a job has one of the statuses and return it."""
+        until(lambda: self.job(id, queue).status in statuses, timeout, f"job {id} to be {' or '.join(statuses)}")
+        return self.job(id, queue)
+
+    def counts(self, queue: Queue | None = None) -> dict[str, int]:
+        """Return how many jobs have each status, those with none left out."""
+        statuses = ("pending", "running", "retrying", "completed", "failed", "canceled")
+        counts = (queue or self.queue).stats()
+        return {status: counts[status] for status in statuses if counts[status]}
+
+    def until_counts(
+        self, wanted: Mapping[str, int] | Callable[[dict[str, int]], bool], what: str, timeout: float = 20,
+        queue: Queue | None = None,
+    ) -> dict[str, int]:
+        """Wait until the counts are those wanted, or satisfy a predicate; return them."""
+        counts: dict[str, int] = {}
+
+        def reached() -> bool:
+            nonlocal counts
+            counts = self.counts(queue)
+            return wanted(counts) if callable(wanted) else counts == wanted
+
+        until(reached, timeout, what, 0.005)
+        return counts
+
+    def trace(self, what: str | None = None) -> list[Event]:
+        """Return what the handlers noted so far, all or only one kind of event."""
+        path = self.dir / "trace"
+        lines = path.read_text().splitlines() if path.exists() else []
+        events = [Event(what, job, int(attempt), int(pid)) for what, job, attempt, pid in map(str.split, lines)]
+        return [event for event in events if what in (None, event.what)]
+
+    def until_started(self, *ids: str, timeout: float = 20) -> None:
+        """Wait until handlers of the jobs have noted their start."""
+        until(lambda: set(ids) <= {event.job for event in self.trace("start")}, timeout, f"the start of {ids}")
+
+    def open_gate(self, name: str) -> None:
+        """Let the jobs go on that wait for this file."""
+        (self.dir / name).touch()
+
+    def failures(self, id: str) -> list[tuple[Any, ...]]:
+        """Return (attempt, reason, error) of the failed attempts of a job, oldest first."""
+        return sql(self.db, "SELECT attempt, reason, error FROM failures WHERE job = "
+                            "(SELECT seq FROM jobs WHERE id = ?) ORDER BY rowid", id)  # fmt: skip
+
+
 def command(*args: object) -> list[str]:
     """Return the argument vector of `python -m jobqueue ARGS`."""
     return [sys.executable, "-m", "jobqueue", *(str(arg) for arg in args)]
@@ -256,23 +357,55 @@ def file_bytes(path: str | Path) -> dict[str, bytes]:
     }
 
 
+@contextmanager
+def locked(db: str | Path, timeout: float = 10) -> Iterator[bool]:
+    """Hold the write lock of a file, as another program would; False: it was not to be had in `timeout` seconds."""
+    connection = sqlite3.connect(db, timeout=timeout, isolation_level=None)
+    try:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            yield False
+            return
+        yield True
+        connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+class _Row(NamedTuple):
+    """What the system tells of a process; the state is one letter."""
+
+    parent: int
+    group: int
+    state: str
+
+
+_GONE = _Row(0, 0, "Z")
+
+
 def alive(pid: int) -> bool:
     """Say whether the process exists and runs; a zombie does not."""
-    return _processes().get(pid, (0, "Z"))[1] != "Z"
+    return _processes().get(pid, _GONE).state != "Z"
+
+
+def members_of(group: int) -> list[int]:
+    """Return the pids in a process group, zombies left out."""
+    return sorted(pid for pid, row in _processes().items() if row.group == group and row.state != "Z")
 
 
 def children_of(pid: int) -> list[int]:
     """Return the pids of its direct children, zombies left out, oldest number first."""
-    return sorted(child for child, (parent, state) in _processes().items() if parent == pid and state != "Z")
+    return sorted(child for child, row in _processes().items() if row.parent == pid and row.state != "Z")
 
 
 def zombies_of(pid: int) -> list[int]:
     """Return the pids of its direct children that ended and were not reaped."""
-    return sorted(child for child, (parent, state) in _processes().items() if parent == pid and state == "Z")
+    return sorted(child for child, row in _processes().items() if row.parent == pid and row.state == "Z")
 
 
-def _processes() -> dict[int, tuple[int, str]]:
-    """Map each pid to (parent's pid, one letter of state); X, about to vanish, counts as Z."""
+def _processes() -> dict[int, _Row]:
+    """Return all processes by pid; X, about to vanish, counts as Z."""
     found = {}
     if Path("/proc/self/stat").exists():
         for entry in os.listdir("/proc"):
@@ -282,16 +415,16 @@ def _processes() -> dict[int, tuple[int, str]]:
                 except (FileNotFoundError, ProcessLookupError):
                     continue  # it ended since the directory was read
                 # The name, in parentheses, may hold anything: look behind the last one.
-                state, parent = line.rpartition(")")[2].split()[:2]
-                found[int(entry)] = (int(parent), state)
+                state, parent, group = line.rpartition(")")[2].split()[:3]
+                found[int(entry)] = _Row(int(parent), int(group), state)
     else:
         listing = subprocess.run(
-            ["ps", "-A", "-o", "pid=,ppid=,state="], capture_output=True, text=True, check=True
+            ["ps", "-A", "-o", "pid=,ppid=,pgid=,state="], capture_output=True, text=True, check=True
         )
         for line in listing.stdout.splitlines():
-            number, parent, state = line.split()[:3]
-            found[int(number)] = (int(parent), state[0])
-    return {pid: (parent, "Z" if state == "X" else state) for pid, (parent, state) in found.items()}
+            number, parent, group, state = line.split()[:4]
+            found[int(number)] = _Row(int(parent), int(group), state[0])
+    return {pid: row._replace(state="Z") if row.state == "X" else row for pid, row in found.items()}
 
 
 def _descendants(pid: int) -> list[int]:
@@ -299,7 +432,7 @@ def _descendants(pid: int) -> list[int]:
     family, waiting = [], [pid]
     while waiting:
         current = waiting.pop()
-        born = [child for child, (parent, _) in processes.items() if parent == current]
+        born = [child for child, row in processes.items() if row.parent == current]
         family += born
         waiting += born
     return family

@@ -8,6 +8,7 @@ faces and a worker's turn.
 
 from __future__ import annotations
 
+import selectors
 import sqlite3
 import time
 import unittest
@@ -23,7 +24,8 @@ from jobqueue.child import DONE, ERROR
 from jobqueue.db import Store
 from jobqueue.events import Outcome
 from jobqueue.jobs import Job
-from jobqueue.worker import Worker, _Signals
+from jobqueue.signals import Signals
+from jobqueue.worker import Worker
 from tests.bench_files import fill
 from tests.engine import counted, token, traced
 from tests.support import TempDirTestCase
@@ -169,6 +171,7 @@ class PoolStandIn:
 
     def __init__(self) -> None:
         self.children = [SimpleNamespace(open=True, handed={}, since=0.0) for _ in range(self.size)]
+        self.selector = selectors.DefaultSelector()
         self._serial = 0
 
     def wake(self) -> None:
@@ -200,11 +203,13 @@ class WorkerTest(CostTestCase):
         self.pool: Any = PoolStandIn()
         with mock.patch("jobqueue.worker.sys.stderr", None):  # what it logs is thrown away
             self.worker = self.make_worker()
+        self.addCleanup(self.pool.selector.close)
+        self.addCleanup(self.worker._watch.close)
 
     def make_worker(self) -> Worker:
         """Return a worker that the test drives turn by turn."""
         with mock.patch("jobqueue.worker.Writer", mock.MagicMock()):
-            worker = Worker(self.store, self.pool, _Signals(), queues=["default"], lease_seconds=30.0, drain=False,
+            worker = Worker(self.store, self.pool, Signals(), queues=["default"], lease_seconds=30.0, drain=False,
                             grace_seconds=30.0, default_timeout_ms=None, log_format="text",
                             log_level="error")  # fmt: skip
         worker._stdout.finished.return_value = []  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ PACKAGE = "jobqueue"
 # Lowest first; a module imports only from rows above its own here, never from its own row.
 # "name.*" stands for the modules inside a package.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "times", "text"),
+    ("errors", "times", "text", "signals"),
     ("lifecycle",),
     ("jobs",),
     ("schema", "forks"),
