@@ -8,8 +8,27 @@ from __future__ import annotations
 
 from .connection import Connection
 from .jobs import Job
-from .lifecycle import CLAIMABLE, DEAD, STATUSES
-from .schema import IS_DEAD, IS_READY, IS_RUNNING, IS_SCHEDULED, IS_WAITING, quoted
+from .lifecycle import (
+    CANCELED,
+    CLAIMABLE,
+    COMPLETED,
+    DEAD,
+    FAILED,
+    PENDING,
+    RETRYING,
+    RUNNING,
+    STATUSES,
+)
+from .schema import (
+    IS_DEAD,
+    IS_FINISHED,
+    IS_READY,
+    IS_RETRYING,
+    IS_RUNNING,
+    IS_SCHEDULED,
+    IS_WAITING,
+    quoted,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,12 +44,15 @@ _COLUMNS = ", ".join(f"jobs.{name}" for name in Job.COLUMNS)
 _GET = f"SELECT {_COLUMNS} FROM jobs WHERE id = ?"
 _PARENTS = """SELECT job, parent.id FROM dependencies JOIN jobs AS parent ON parent.seq = depends_on
               WHERE job IN (SELECT value FROM json_each(?)) ORDER BY job, depends_on"""
-_COUNTS = "SELECT status, count(*) FROM jobs {where} GROUP BY status"
+# Counts come from the partial indexes alone, whatever the rows hold.
+_COUNTS = "SELECT " + ", ".join(f"(SELECT count(*) FROM jobs WHERE {condition} AND {{queue}})" for condition in (
+    IS_READY, IS_SCHEDULED, IS_WAITING, IS_RETRYING, IS_RUNNING, IS_FINISHED,
+    f"{IS_DEAD} AND status = '{FAILED}'", f"{IS_DEAD} AND status = '{CANCELED}'"))
 _SHARES = f"""SELECT (SELECT count(*) FROM jobs WHERE {IS_READY} AND run_at <= :now AND {{queue}}),
        (SELECT count(*) FROM jobs WHERE {IS_READY} AND run_at > :now AND {{queue}}),
        (SELECT count(*) FROM jobs WHERE {IS_SCHEDULED} AND run_at <= :now AND {{queue}}),
        (SELECT count(*) FROM jobs WHERE {IS_SCHEDULED} AND run_at > :now AND {{queue}}),
-       (SELECT count(*) FROM jobs WHERE {IS_WAITING} AND status IN {quoted(CLAIMABLE)} AND {{queue}})"""
+       (SELECT count(*) FROM jobs WHERE {IS_WAITING} AND {{queue}})"""
 _NEXT_RUN = f"SELECT min(run_at) FROM jobs WHERE queue = ? AND {IS_SCHEDULED}"
 _NEXT_EXPIRY = f"SELECT min(lease_expires_at) FROM jobs WHERE queue = ? AND {IS_RUNNING}"
 _ANY_READY = f"SELECT EXISTS (SELECT 1 FROM jobs WHERE queue = ? AND {IS_READY})"
@@ -41,13 +63,15 @@ WITH RECURSIVE blocked(seq) AS (
     UNION
     SELECT job FROM blocked JOIN dependencies ON depends_on = blocked.seq
     JOIN jobs AS child ON child.seq = job WHERE child.status IN {quoted(CLAIMABLE)})
-SELECT jobs.id FROM blocked JOIN jobs USING (seq) {{where}} ORDER BY jobs.seq"""
+"""
+_BLOCKED_IDS = _BLOCKED + "SELECT jobs.id FROM blocked JOIN jobs USING (seq) {where} ORDER BY jobs.seq"
+_BLOCKED_COUNT = _BLOCKED + "SELECT count(*) FROM blocked JOIN jobs USING (seq) {where}"
 _IS_BLOCKED = f"""
 WITH RECURSIVE above(seq) AS (
     SELECT depends_on FROM jobs JOIN dependencies ON job = seq WHERE id = ? AND status IN {quoted(CLAIMABLE)}
     UNION
     SELECT depends_on FROM above JOIN jobs USING (seq) JOIN dependencies ON job = seq
-    WHERE {IS_WAITING} AND status IN {quoted(CLAIMABLE)})
+    WHERE {IS_WAITING})
 SELECT EXISTS (SELECT 1 FROM above CROSS JOIN jobs USING (seq) WHERE {IS_DEAD})"""
 
 
@@ -74,10 +98,14 @@ class Catalogue(Connection):
         """
         if status is not None and status not in STATUSES:
             raise ValueError(f"there is no status {status!r}; the statuses are {', '.join(STATUSES)}")
-        conditions = {"status = ?": status, "type = ?": type, "queue = ?": queue, "seq < ?": before_seq}
+        conditions = {"type = ?": type, "queue = ?": queue, "seq < ?": before_seq}
         used = {condition: value for condition, value in conditions.items() if value is not None}
+        if status is not None:  # literally, so that the planner can use the partial indexes
+            used[f"status = '{status}' AND ?"] = 1
         if status in DEAD:
-            used[f"{IS_DEAD} AND ?"] = 1  # to the letter, so that the planner can use the index
+            used[f"{IS_DEAD} AND ?"] = 1
+        elif status == RUNNING:  # few, and their index is not in this order
+            used[f"seq IN (SELECT seq FROM jobs WHERE {IS_RUNNING}) AND ?"] = 1
         where = " AND ".join(used) or "1"
         with self.snapshot():
             rows = self.sqlite.execute(f"SELECT {_COLUMNS} FROM jobs WHERE {where} ORDER BY seq DESC LIMIT ?",
@@ -108,11 +136,16 @@ class Catalogue(Connection):
         return jobs
 
     def counts(self, queue: str | None = None) -> dict[str, int]:
-        """Return how many jobs have each status, in one queue or (None) in the whole file; O(jobs counted)."""
-        where, values = ("", ()) if queue is None else ("WHERE queue = ?", (queue,))
+        """Return how many jobs have each status, in one queue or (None) in the whole file.
+
+        Linear in the jobs, but reads indexes only: 1,000,000 take about 0.1 s.
+        """
+        condition, values = ("TRUE", {}) if queue is None else ("queue = :queue", {"queue": queue})
         with self.snapshot():
-            found = dict(self.sqlite.execute(_COUNTS.format(where=where), values).fetchall())
-        return {status: found.get(status, 0) for status in STATUSES}
+            ((ready, scheduled, waiting, retrying, running, finished, failed, canceled),) = self.sqlite.execute(
+                _COUNTS.format(queue=condition), values).fetchall()
+        return {PENDING: ready + scheduled + waiting - retrying, RUNNING: running, RETRYING: retrying,
+                COMPLETED: finished - failed - canceled, FAILED: failed, CANCELED: canceled}
 
     def blocked(self, queue: str | None = None) -> Ids:
         """Return the ids of jobs that wait, at any depth, for one that failed or was canceled; oldest first.
@@ -121,7 +154,8 @@ class Catalogue(Connection):
         """
         where, values = ("", ()) if queue is None else ("WHERE jobs.queue = ?", (queue,))
         with self.snapshot():
-            return [job_id for (job_id,) in self.sqlite.execute(_BLOCKED.format(where=where), values).fetchall()]
+            rows = self.sqlite.execute(_BLOCKED_IDS.format(where=where), values).fetchall()
+        return [job_id for (job_id,) in rows]
 
     def is_blocked(self, job_id: str) -> bool:
         """Return whether `blocked` would name this job; linear in what it waits for, at any depth."""
@@ -138,7 +172,8 @@ class Catalogue(Connection):
         with self.snapshot():
             ((ready, early, due, scheduled, waiting),) = self.sqlite.execute(
                 _SHARES.format(queue=condition), {"now": now_ms, "queue": queue}).fetchall()
-            blocked = len(self.blocked(queue))
+            where = "" if queue is None else "WHERE queue = :queue"
+            ((blocked,),) = self.sqlite.execute(_BLOCKED_COUNT.format(where=where), {"queue": queue}).fetchall()
         return {"ready": ready + due, "scheduled": scheduled + early,  # early: the clock has stepped back
                 "waiting": waiting - blocked, "blocked": blocked}
 

@@ -44,8 +44,6 @@ _NETWORK_FILE_SYSTEMS = ("9p", "afs", "ceph", "cifs", "glusterfs", "nfs", "nfs4"
 _ALLOW_NETWORK = "JOBQUEUE_ALLOW_NETWORK_MOUNT"
 _PRAGMAS = ("synchronous = FULL", "fullfsync = 1", "wal_autocheckpoint = 0", "journal_size_limit = 1000000",
             "mmap_size = 0", "cache_size = -32000", "trusted_schema = OFF", "cell_size_check = ON")
-_opening = threading.Lock()
-"""Held while a file is looked at and opened: see `Connection._refuse_at_first_sight`."""
 _inherited: set[tuple[int, int] | None] = set()
 """The files that were inside a transaction when this process was forked."""
 
@@ -89,9 +87,10 @@ class Connection:
         self._sqlite: sqlite3.Connection | None = None
         self.created = False
         """Whether this object has written the tables."""
-        self._open(create)
-        self._identity = _identity(self.path)
-        forks.watch(self)
+        with forks.opening:
+            self._open(create)
+            self._identity = _identity(self.path)
+            forks.watch(self)
 
     # -- opening and closing -----------------------------------------------------------
 
@@ -107,16 +106,15 @@ class Connection:
         if _identity(self.path) in _inherited:
             raise DatabaseError(f"{self.shown_path} was inside a transaction of process {os.getppid()} when that "
                                 "forked this one; fork outside of transactions, or start processes by spawn")
-        with _opening:
-            if self._patiently(self._look_for_blank) and not create:
-                raise DatabaseError(f"{self.shown_path} is empty; make it a queue with: "
-                                    f"python -m jobqueue init --database {self.shown_path}")
-            try:
-                self._sqlite = self._connect("rw")
-                self._patiently(self._prepare)
-            except BaseException:
-                self.close()
-                raise
+        if self._patiently(self._look_for_blank) and not create:
+            raise DatabaseError(f"{self.shown_path} is empty; make it a queue with: "
+                                f"python -m jobqueue init --database {self.shown_path}")
+        try:
+            self._sqlite = self._connect("rw")
+            self._patiently(self._prepare)
+        except BaseException:
+            self.close()
+            raise
 
     def _look_for_blank(self) -> bool:
         """Return whether the file is blank; raise unless it is that or ours."""
@@ -136,7 +134,7 @@ class Connection:
 
         This one is blind to what other processes do meanwhile, so all else is left to the next.  It takes
         no locks, and its end would drop those of another connection of this process to the file: there
-        is none, as that would have made a -wal, and other threads wait for `_opening`.
+        is none, as that would have made a -wal, and other threads wait for `forks.opening`.
         """
         connection = self._connect("ro&immutable=1")
         try:

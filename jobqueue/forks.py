@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _watched: WeakSet[Inheritable] = WeakSet()
 _held: dict[Inheritable, bool] = {}
-_forking = threading.Lock()
+opening = threading.Lock()
+"""Held while a connection is being opened, until it is watched: a fork waits for that, too."""
 
 
 def watch(connection: Inheritable) -> None:
@@ -44,7 +45,7 @@ def watch(connection: Inheritable) -> None:
 
 
 def _before() -> None:
-    _forking.acquire()
+    opening.acquire()
     for connection in list(_watched):
         _held[connection] = connection.hold()
 
@@ -54,7 +55,7 @@ def _in_parent() -> None:
         if held:
             connection.resume()
     _held.clear()
-    _forking.release()
+    opening.release()
 
 
 def _in_child() -> None:

@@ -9,7 +9,7 @@ module never opens a file and never decides when to write one.
 from __future__ import annotations
 
 from .errors import DatabaseError
-from .lifecycle import CLAIMABLE, DEAD, FINISHED, RUNNING, STATUSES
+from .lifecycle import CLAIMABLE, DEAD, FINISHED, RETRYING, RUNNING, STATUSES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +27,12 @@ def quoted(statuses: Iterable[str]) -> str:
 
 IS_READY = "ready = 1"
 IS_SCHEDULED = f"ready = 0 AND unmet = 0 AND status IN {quoted(CLAIMABLE)}"
-IS_WAITING = "unmet > 0"
+IS_WAITING = f"unmet > 0 AND status IN {quoted(CLAIMABLE)}"
+"""Every job that waits for a worker is ready, scheduled or waiting, and only one of these."""
+IS_RETRYING = f"status = '{RETRYING}'"
 IS_RUNNING = f"status = '{RUNNING}'"
 IS_DEAD = f"status IN {quoted(DEAD)}"
+IS_FINISHED = "finished_at IS NOT NULL"
 NUMBER_AHEAD = "id GLOB '[1-9]*' AND CAST(id AS INTEGER) > seq"
 """True for an id chosen by a caller that a later job's number could run into."""
 
@@ -104,11 +107,13 @@ CREATE TABLE workers(                       -- for people, never for safety
 """
 
 INDEXES = f"""
-CREATE INDEX jobs_ready ON jobs(queue, priority DESC, seq) WHERE {IS_READY};
+CREATE INDEX jobs_ready ON jobs(queue, priority DESC, seq, run_at) WHERE {IS_READY};
 CREATE INDEX jobs_scheduled ON jobs(queue, run_at) WHERE {IS_SCHEDULED};
 CREATE INDEX jobs_waiting ON jobs(queue, seq) WHERE {IS_WAITING};
+CREATE INDEX jobs_retrying ON jobs(seq, queue) WHERE {IS_RETRYING};
 CREATE INDEX jobs_leases ON jobs(queue, lease_expires_at) WHERE {IS_RUNNING};
-CREATE INDEX jobs_dead ON jobs(status, seq) WHERE {IS_DEAD};
+CREATE INDEX jobs_dead ON jobs(status, seq, queue) WHERE {IS_DEAD};
+CREATE INDEX jobs_finished ON jobs(finished_at, queue) WHERE {IS_FINISHED};
 CREATE INDEX jobs_number_ahead ON jobs(CAST(id AS INTEGER)) WHERE {NUMBER_AHEAD};
 CREATE UNIQUE INDEX jobs_idempotency_key ON jobs(idempotency_key) WHERE idempotency_key IS NOT NULL;
 CREATE INDEX dependencies_reverse ON dependencies(depends_on, job);

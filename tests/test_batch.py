@@ -310,6 +310,18 @@ class LockHoldTest(StoreTestCase):
         self.assertLessEqual(len(many), 14)
         self.assertEqual(self.query("SELECT count(*) FROM jobs"), [(5_001,)])
 
+    def test_leases_of_workers_get_the_time_back_that_a_batch_took_from_them(self) -> None:
+        self.store.worker_arrives("worker-1", host="h", pid=1, queues=["default"], types=[], now_ms=NOW)
+        self.add_many([{"id": id} for id in ("held", "expired", "of nobody", "waiting")])
+        self.take("held", lease_ms=101)
+        self.take("expired", lease_ms=100)
+        self.store.claim("a program", now_ms=NOW, lease_ms=101)
+        self.store.prolong_for_workers(now_ms=NOW + 100, by_ms=50)
+        self.assertEqual({job.id: job.lease_expires_at for job in self.store.list()}, {
+            "held": NOW + 151, "expired": NOW + 100, "of nobody": NOW + 101, "waiting": None})
+        self.assertEqual([job.id for job, _ in self.store.recover_expired(now_ms=NOW + 101)],
+                         ["expired", "of nobody"])
+
     def test_nothing_but_the_final_transaction_asks_for_the_lock(self) -> None:
         other = self.open(patience_seconds=0)
         with self.store.batch() as batch:

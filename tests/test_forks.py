@@ -190,6 +190,29 @@ class ForkTest(TempDirTestCase):
             store.close()
         """)
 
+    def test_a_fork_waits_for_another_thread_that_is_opening_a_file(self) -> None:
+        self.program("""
+            Store(path, create=True).close()
+            inside, look = threading.Event(), Store._look_for_blank
+            def slow_look(store):
+                inside.set()
+                event.wait(0.2)
+                return look(store)
+            event, opened = threading.Event(), []
+            Store._look_for_blank = slow_look
+            thread = threading.Thread(target=lambda: opened.append(Store(path)))
+            thread.start()
+            inside.wait(10)
+            def child():
+                refused(opened[0].list)
+                with Queue(path) as queue:
+                    queue.enqueue("t")
+            assert fork(child) == 0
+            thread.join()
+            check(opened[0], 1)
+            opened[0].close()
+        """)
+
     def test_multiprocessing_by_fork_with_an_open_queue(self) -> None:
         self.program("""
             def work(n):

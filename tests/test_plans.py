@@ -148,7 +148,14 @@ class PlansTest(StoreTestCase):
         self.check(lambda: self.store.blocked(), "jobs_dead", CHILDREN, ROWID, SORT)
         self.check(lambda: self.store.is_blocked("a"), ID, EDGES, ROWID)
         self.check(lambda: self.store.shares("default", now_ms=NOW), "jobs_ready", "jobs_scheduled", "jobs_waiting",
-                   "jobs_dead", CHILDREN, ROWID, SORT)
+                   "jobs_dead", CHILDREN, ROWID)
+        self.check(lambda: self.store.list(status="retrying", limit=5), f"{SCAN}jobs USING INDEX jobs_retrying",
+                   EDGES, ROWID)
+
+    def test_counts_of_the_whole_file_read_only_the_partial_indexes(self) -> None:
+        ways = self.explain(lambda: self.store.counts())
+        self.assertEqual({way.split(" ")[-1] for way in ways}, {
+            f"jobs_{name}" for name in ("ready", "scheduled", "waiting", "retrying", "leases", "finished", "dead")})
 
     def test_shares_of_the_whole_file_read_only_the_partial_indexes(self) -> None:
         ways = self.explain(lambda: self.store.shares(now_ms=NOW))
