@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 OLDEST_SQLITE = (3, 38, 0)
 PATIENCE_SECONDS = 10.0
 """How long a caller waits for the write lock unless it says otherwise."""
+SMALLEST_PAGE_BYTES = 512
 CHECKPOINT_BYTES = 4_000_000
 CHECKPOINT_PAUSE_SECONDS = 0.25
 _WRITE, _READ = "BEGIN IMMEDIATE", "BEGIN"
@@ -122,10 +123,13 @@ class Connection:
             self._refuse_at_first_sight()
         connection = self._connect("ro")
         try:
-            if schema.is_blank(connection):
-                return True
-            schema.check_ours(connection, self.shown_path)
-            return False
+            if not schema.is_blank(connection):
+                schema.check_ours(connection, self.shown_path)
+                return False
+            if 0 < os.stat(self.path).st_size < SMALLEST_PAGE_BYTES:  # SQLite takes it for empty
+                raise DatabaseError(f"{self.shown_path} is not a SQLite database, so it was left alone; "
+                                    "choose another path")
+            return True
         finally:
             connection.close()
 

@@ -30,6 +30,8 @@ MAX_JSON_BYTES = 1024 * 1024
 MAX_JSON_DEPTH = 64
 MAX_DEPENDENCIES = 10_000
 NO_DEPENDENCIES: tuple[str, ...] = ()
+MAX_QUEUES = 250
+"""For one claim; SQLite joins at most 500 SELECTs (https://sqlite.org/limits.html)."""
 MAX_INTEGER = 2**63 - 1
 MAX_ERROR_LENGTH = 4_000
 

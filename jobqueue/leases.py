@@ -15,7 +15,7 @@ import json
 
 from .connection import Connection
 from .errors import InvalidJob, UnknownJobError
-from .jobs import DEFAULT_QUEUE, Job, clean_error, encode_json
+from .jobs import DEFAULT_QUEUE, MAX_QUEUES, Job, clean_error, encode_json
 from .lifecycle import CLAIMABLE, DEAD, ERROR, FAILED, LEASE_EXPIRED, MOVES, after_expiry, after_failure, sources
 from .schema import IS_READY, IS_RUNNING, IS_SCHEDULED, quoted
 
@@ -100,10 +100,12 @@ class Leases(Connection):
         looked at: call `recover_expired` for them.
 
         Raises:
-            InvalidJob: `lease_ms` or `limit` is not positive.
+            InvalidJob: `lease_ms` or `limit` is not positive, or there are more than 250 queues.
         """
         if lease_ms <= 0 or limit <= 0:
             raise InvalidJob("a claim needs a positive lease and a positive limit")
+        if len(queues) > MAX_QUEUES:
+            raise InvalidJob(f"a claim may look into {MAX_QUEUES} queues at most, not {len(queues):,}")
         queues = tuple(dict.fromkeys(queues))  # named twice, one would fill the limit with the same jobs
         claim, demote = _claim_statements(len(queues))
         jobs: list[Job] = []

@@ -263,6 +263,7 @@ class RosterTest(StoreTestCase):
         week_ms = 604_800_000
         self.arrive("gone", NOW)
         self.arrive("quiet", NOW + 1)
+        self.assertEqual(self.query("SELECT id FROM workers ORDER BY id"), [("gone",), ("quiet",)])
         self.arrive("new", NOW + week_ms + 1)
         self.assertEqual(self.query("SELECT id FROM workers ORDER BY id"), [("new",), ("quiet",)])
 

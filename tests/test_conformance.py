@@ -539,7 +539,7 @@ class HistoryTest(unittest.TestCase):
     def test_random_histories(self) -> None:
         used: dict[str, int] = {}
         reached: dict[str, int] = {}
-        for seed in range(20):
+        for seed in range(30):
             history = History(self, seed)
             try:
                 with self.subTest(seed=seed):

@@ -7,7 +7,7 @@ import unittest
 from typing import Any
 
 from jobqueue.errors import DependencyCycle, InvalidJob
-from jobqueue.jobs import new_job
+from jobqueue.jobs import NewJob, new_job
 from tests.engine import LEASE_MS, NOW, StoreTestCase, add_batch, counted, ids, token, traced
 
 
@@ -262,8 +262,10 @@ class BatchTest(StoreTestCase):
 
     def test_a_ring_of_100000_is_found_without_recursion(self) -> None:
         size = 100_000
+        ring = (NewJob("t", "null", "default", f"{n}", 0, 3, None, 0, None, None, None, (f"{(n + 1) % size}",))
+                for n in range(size))
         with self.assertRaises(DependencyCycle) as caught:
-            add_batch(self.store, (new_job("t", id=f"{n}", depends_on=[f"{(n + 1) % size}"]) for n in range(size)))
+            add_batch(self.store, ring)
         self.assertEqual(len(caught.exception.cycle), size + 1)
         self.assertLess(len(str(caught.exception)), 200)
         self.assertEqual(self.contents()["jobs"], [])

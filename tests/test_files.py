@@ -197,7 +197,7 @@ class RefuseTest(TempDirTestCase):
     def test_a_truncated_file_of_ours(self) -> None:
         Store(self.db, create=True).close()
         data = file_bytes(self.db)["jobs.db"]
-        for size in (50, 512, 4_096, 5_000, 20_000):
+        for size in (1, 50, 512, 4_096, 5_000, 20_000):
             path = self.dir / f"{size}.db"
             path.write_bytes(data[:size])
             for create in (False, True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from ..jobs import DEFAULT_QUEUE, check_name, duration_ms
+from ..jobs import DEFAULT_QUEUE, MAX_QUEUES, check_name, duration_ms
 from ..log import FORMATS, LEVELS
-from .common import EXIT_DONE, add_database, database_path, number_between, one_of
+from .common import EXIT_DONE, Usage, add_database, database_path, number_between, one_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def _worker(options: Namespace) -> int:
     timeout = options.default_timeout
     timeout_ms = None if timeout is None else duration_ms(timeout, "--default-timeout", 1)
     queues = [check_name(name, "--queue") for name in dict.fromkeys(options.queues or [DEFAULT_QUEUE])]
+    if len(queues) > MAX_QUEUES:
+        raise Usage(f"--queue can be given {MAX_QUEUES} times at most, not {len(queues):,}")
     try:
         from ..worker import run
 
