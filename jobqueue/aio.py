@@ -65,7 +65,8 @@ class WorkQueue:
 
     Every transition is a record of the logger `jobqueue` with the extra fields `event` (enqueue,
     lease, complete, fail, expire, release, requeue), `job_id`, `type`, `attempt`, `worker`,
-    `trace_id`, `status` (the one that follows) and `error`.
+    `trace_id`, `status` (the one that follows) and `error`.  `lost`, `trouble` and `recovery` are
+    warnings of a lost lease and of a file that cannot be used, and that it can again.
 
     Costs: to enqueue takes O(log n) and O(log n) for each dependency; a lease O(log n), whatever else
     is in the file; to recover c leases, on the way, O(c log n).  Calls that run together share a commit.

@@ -32,7 +32,8 @@ class Lease:
     An asynchronous context manager, to be entered once: it renews itself, completes the job (with
     `result`) when left normally, fails the attempt when left by an exception, and gives the job back
     when canceled.  If the lease is lost meanwhile (an operator canceled the job, or the file was out
-    of reach for too long), what runs inside is canceled, and `LeaseLost` raised in the end.
+    of reach for too long), what runs inside is canceled, and `LeaseLost` raised in the end.  A
+    `DatabaseError` in the end says that the outcome is not stored yet: that is tried until `expires_at`.
 
     Attributes:
         job_id, type, payload, trace_id: of the job; `trace_id` None: none came with it.

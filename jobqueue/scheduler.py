@@ -1,5 +1,12 @@
 """`JobScheduler`: the engine for programs that bring their own time.
 
+    with JobScheduler("jobs.db") as scheduler:
+        scheduler.add_jobs([{"job_id": "bake", "payload": {}, "dependencies": ["mix"]},
+                            {"job_id": "mix", "payload": {"eggs": 3}}], now_ms=0)
+        job = scheduler.claim_job("cook", now_ms=0, lease_ms=1_000)         # mix
+        scheduler.complete_job(job["job_id"], job["lease_token"], "batter", now_ms=500)
+        scheduler.get_stats(now_ms=500)                                     # bake is ready
+
 Jobs are dicts that name each other as dependencies, every call is told what time it is,
 and no clock is read here.  The jobs live in a queue of their own, so that workers, which
 do read a clock, never claim or expire them, and this face never touches theirs.
