@@ -73,8 +73,9 @@ _EXPIRED = f"""SELECT {_COLUMNS} FROM jobs WHERE queue = ? AND {IS_RUNNING} AND 
 _CANCEL = f"""UPDATE jobs SET status = '{MOVES["cancel", sources("cancel")[0]]}', ready = 0, finished_at = ?,
               {_END_LEASE}
               WHERE id = ? AND status IN {quoted(sources("cancel"))}"""
-_RENEW = f"""status = '{MOVES["retry", sources("retry")[0]]}', attempts = 0, run_at = ?, ready = (unmet = 0),
-             started_at = NULL, finished_at = NULL, result = NULL, progress = NULL, progress_note = NULL"""
+_RENEW = f"""status = '{MOVES["retry", sources("retry")[0]]}', attempts = 0, run_at = min(run_at, ?),
+             ready = (unmet = 0), started_at = NULL, finished_at = NULL, result = NULL, progress = NULL,
+             progress_note = NULL"""
 _RETRY = f"UPDATE jobs SET {_RENEW} WHERE id = ? AND status IN {quoted(DEAD)}"
 _FAILED = f"""SELECT seq FROM jobs WHERE status = '{FAILED}' AND status IN {quoted(DEAD)} AND seq > :after
               AND (:type IS NULL OR type = :type) ORDER BY seq LIMIT {RETRY_CHUNK}"""

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from jobqueue import Lease, WorkQueue
-from jobqueue.moves import Moves
+from jobqueue.aio.moves import Moves
 from tests.aio_case import AioTestCase
 from tests.support import sql
 

@@ -9,8 +9,9 @@ import unittest
 from typing import Any
 from unittest import mock
 
-from jobqueue import DatabaseError, InvalidJob, Lease, LeaseLost, Queue, Reject, Retry, WorkQueue, clerk
-from jobqueue.moves import Moves
+from jobqueue import DatabaseError, InvalidJob, Lease, LeaseLost, Queue, Reject, Retry, WorkQueue
+from jobqueue.aio import clerk
+from jobqueue.aio.moves import Moves
 from tests.aio_case import LEASE_MS, AioTestCase
 from tests.support import run, sql, until
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from unittest import mock
 
-from jobqueue import DatabaseBusy, DatabaseError, Lease, Queue, WorkQueue, clerk
-from jobqueue.operations import Operation
+from jobqueue import DatabaseBusy, DatabaseError, Lease, Queue, WorkQueue
+from jobqueue.aio import clerk
+from jobqueue.aio.operations import Operation
 from tests.aio_case import LEASE_MS, AioTestCase
 
 

@@ -33,6 +33,13 @@ class OrderTest(StoreTestCase):
         self.assertFalse(self.store.promote(now_ms=NOW + 100))
         self.assertEqual(ids(self.claim(NOW + 50, limit=2)), ["y", "z"])
 
+    def test_a_retry_by_a_clock_that_is_ahead_leaves_the_job_claimable(self) -> None:
+        job_id = self.add("a")
+        job = self.take()
+        self.store.fail(job_id, token(job), "no", now_ms=NOW + 1, final=True)
+        self.assertTrue(self.store.retry(job_id, now_ms=NOW + 10**9))
+        self.assertEqual(ids(self.claim(NOW + 2)), ["a"])
+
     def test_a_claim_of_many_keeps_the_order(self) -> None:
         self.add_many([{"id": f"{n}", "priority": n * 7 % 10} for n in range(100)])
         expected = sorted(range(100), key=lambda n: (-(n * 7 % 10), n))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from jobqueue.db import Store
 from jobqueue.errors import DependencyCycle, InvalidJob, JobQueueError, UnknownJobError
 from jobqueue.jobs import Job, NewJob, new_job
-from jobqueue.memory_store import MemoryStore
+from jobqueue.memory.store import MemoryStore
 
 QUEUES = ("default", "other")
 

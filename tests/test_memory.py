@@ -19,11 +19,12 @@ from typing import Any
 from unittest import mock
 
 import jobqueue
-from jobqueue import memory_parts
 from jobqueue.errors import DependencyCycle, InvalidJob, UnknownJobError
 from jobqueue.jobs import new_job
-from jobqueue.memory import DeadJob, Failure, MemoryQueue, Reservation
-from jobqueue.memory_store import MAX_FAILURES, MemoryStore
+from jobqueue.memory import DeadJob, Failure, MemoryQueue, Reservation, parts
+from jobqueue.memory.store import MAX_FAILURES, MemoryStore
+
+MEMORY = parts.__file__.removesuffix("parts.py")
 
 
 class Clock:
@@ -47,9 +48,9 @@ class Work:
         self.count = 0.0
         before = sys.gettrace()
         with (
-            mock.patch.object(memory_parts, "heappush", self._counted(heappush, lambda heap: log2(len(heap) + 2))),
-            mock.patch.object(memory_parts, "heappop", self._counted(heappop, lambda heap: log2(len(heap) + 2))),
-            mock.patch.object(memory_parts, "heapify", self._counted(heapify, len)),
+            mock.patch.object(parts, "heappush", self._counted(heappush, lambda heap: log2(len(heap) + 2))),
+            mock.patch.object(parts, "heappop", self._counted(heappop, lambda heap: log2(len(heap) + 2))),
+            mock.patch.object(parts, "heapify", self._counted(heapify, len)),
         ):
             sys.settrace(self._trace)
             try:
@@ -66,7 +67,7 @@ class Work:
         return counting
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not frame.f_code.co_filename.rpartition("/")[2].startswith("memory"):
+        if not frame.f_code.co_filename.startswith(MEMORY):
             return None
         return self._count
 
@@ -805,7 +806,7 @@ class AgendaTest(unittest.TestCase):
     """The heap with withdrawal."""
 
     def test_order_ties_and_withdrawal(self) -> None:
-        agenda = memory_parts.Agenda()
+        agenda = parts.Agenda()
         for key, seq in ((5, 1), (3, 2), (5, 0), (4, 3)):
             agenda.put(key, seq)
         agenda.drop(2)
@@ -817,12 +818,12 @@ class AgendaTest(unittest.TestCase):
         self.assertIsNone(agenda.first())
 
     def test_taken_only_up_to_the_key(self) -> None:
-        agenda = memory_parts.Agenda()
+        agenda = parts.Agenda()
         agenda.put(5, 1)
         self.assertEqual([agenda.take_until(4.9), agenda.take_until(5)], [None, 1])
 
     def test_withdrawn_entries_are_thrown_out(self) -> None:
-        agenda = memory_parts.Agenda()
+        agenda = parts.Agenda()
         for number in range(100):
             agenda.put(0, number)
         for number in range(10_000):

@@ -33,12 +33,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("intake", "leases", "catalogue", "roster"),
     ("batch",),
     ("db",),
-    ("shared_commit", "operations", "moves"),
-    ("handlers", "clerk"),
-    ("child", "events", "aio_lease"),
+    ("shared_commit", "aio.operations", "aio.moves"),
+    ("handlers", "aio.clerk"),
+    ("child", "events", "aio.lease"),
     ("process",),
-    ("memory_parts",),
-    ("memory_store",),
+    ("memory.parts",),
+    ("memory.store",),
     ("pool", "queue", "scheduler", "aio", "memory", "render", "log", "output", "metrics"),
     ("dispatch", "turn", "watch"),
     ("worker", "dashboard"),
@@ -169,12 +169,12 @@ def layer_faults(source: str, module: str, is_package: bool = False) -> list[str
     return faults
 
 
-def foreign_faults(source: str, module: str, allowed: set[str]) -> list[str]:
+def foreign_faults(source: str, module: str, allowed: set[str], is_package: bool = False) -> list[str]:
     """Nothing is imported but the standard library and `allowed`."""
     known = sys.stdlib_module_names | allowed
     return [
         f"{module}:{found.line}: {found.name} is not in the standard library"
-        for found in imports(source, module)
+        for found in imports(source, module, is_package)
         if found.name.partition(".")[0] not in known
     ]
 
@@ -320,7 +320,7 @@ class PackageTest(unittest.TestCase):
         self.assert_faultless(sqlite_faults)
 
     def test_only_the_standard_library_is_imported(self) -> None:
-        self.assert_faultless(lambda source, name: foreign_faults(source, name, {PACKAGE}))
+        self.assert_faultless(lambda source, name: foreign_faults(source, name, {PACKAGE}, self.modules[name][1]))
 
     def test_the_tests_need_nothing_installed_either(self) -> None:
         paths = sorted((TOP / "tests").rglob("*.py"))
@@ -434,6 +434,7 @@ class CheckerTest(unittest.TestCase):
         self.assertEqual(len(foreign_faults("from yaml.nodes import Node", "queue", {PACKAGE})), 1)
         self.assertEqual(len(foreign_faults("from tests.support import run", "queue", {PACKAGE})), 1)
         self.assertEqual(foreign_faults("from . import db\nimport os.path", "queue", {PACKAGE}), [])
+        self.assertEqual(foreign_faults("from .lease import Lease", "aio", {PACKAGE}, True), [])
 
     def test_slow(self) -> None:
         self.assertEqual(len(slow_faults("from typing import Any", "cli")), 1)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from .db import Store
-from .errors import DatabaseError, JobQueueError
+from ..db import Store
+from ..errors import DatabaseError, JobQueueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .jobs import Job
+    from ..jobs import Job
 
     Action = Callable[[Store, int], object]
     """Takes the time in ms since the epoch; called inside a transaction that others share."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 import logging
 import traceback
 
-from .errors import UnknownJobError
-from .jobs import possible_name
-from .leases import RECOVER_CHUNK
-from .lifecycle import COMPLETED, FAILED, PENDING, RUNNING
+from ..errors import UnknownJobError
+from ..jobs import possible_name
+from ..leases import RECOVER_CHUNK
+from ..lifecycle import COMPLETED, FAILED, PENDING, RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .db import Store
-    from .jobs import Job, NewJob
+    from ..db import Store
+    from ..jobs import Job, NewJob
 
 FIELDS = ("event", "job_id", "type", "attempt", "worker", "trace_id", "status", "error")
 """The extra fields of every record; None where they say nothing."""

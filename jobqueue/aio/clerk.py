@@ -21,8 +21,8 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
-from .db import Store
-from .errors import DatabaseBusy, DatabaseError
+from ..db import Store
+from ..errors import DatabaseBusy, DatabaseError
 from .moves import Moves, remark
 from .operations import Claim, Operation, promise
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from .jobs import Job
+    from ..jobs import Job
 
 LOOK_SECONDS = 0.01
 """How often commits of other processes are looked for while somebody waits for a job."""

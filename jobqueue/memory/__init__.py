@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import isfinite
 from threading import RLock
 
-from .errors import InvalidJob, UnknownJobError
-from .jobs import MAX_INTEGER, check_integer, check_name, new_job
-from .lifecycle import CLAIMABLE, COMPLETED, DEAD, ERROR, LEASE_EXPIRED, RUNNING
-from .memory_store import MemoryStore
+from ..errors import InvalidJob, UnknownJobError
+from ..jobs import MAX_INTEGER, check_integer, check_name, new_job
+from ..lifecycle import CLAIMABLE, COMPLETED, DEAD, ERROR, LEASE_EXPIRED, RUNNING
+from .store import MemoryStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

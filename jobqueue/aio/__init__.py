@@ -27,22 +27,23 @@ import socket
 import time
 from typing import Any
 
-from .aio_lease import Lease, encoded
+from ..errors import DatabaseError, InvalidJob
+from ..jobs import check_integer, check_name, clean_error, duration_ms, new_job
+from ..lifecycle import CANCELED, COMPLETED, DEFAULT_MAX_ATTEMPTS, FAILED, PENDING, RETRYING, RUNNING
+from ..times import now_ms
 from .clerk import Clerk
-from .errors import DatabaseError, InvalidJob
-from .jobs import check_integer, check_name, clean_error, duration_ms, new_job
-from .lifecycle import CANCELED, COMPLETED, DEFAULT_MAX_ATTEMPTS, FAILED, PENDING, RETRYING, RUNNING
+from .lease import Lease as Lease
+from .lease import encoded
 from .moves import Moves
 from .operations import Claim, Operation
-from .times import now_ms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
-    from .db import Store
-    from .jobs import Job
+    from ..db import Store
+    from ..jobs import Job
     from .operations import Action
 
     Handler = Callable[[Any, Lease], Awaitable[object]]

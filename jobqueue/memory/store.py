@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import deque
 from itertools import count
 
-from .errors import InvalidJob, UnknownJobError
-from .jobs import DEFAULT_QUEUE, clean_error, encode_json
-from .lifecycle import (
+from ..errors import InvalidJob, UnknownJobError
+from ..jobs import DEFAULT_QUEUE, clean_error, encode_json
+from ..lifecycle import (
     CLAIMABLE,
     COMPLETED,
     ERROR,
@@ -28,14 +28,14 @@ from .lifecycle import (
     after_failure,
     sources,
 )
-from .memory_parts import Entry, Lane, look_through, refuse_ring, tell_dependents
+from .parts import Entry, Lane, look_through, refuse_ring, tell_dependents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from .jobs import Job, NewJob
+    from ..jobs import Job, NewJob
 
 MAX_FAILURES = 1_000
 """So many failures of one job are kept, the latest: a job retried forever must not eat the memory."""
@@ -306,7 +306,7 @@ class MemoryStore:
             return False
         entry.status = MOVES["retry", entry.status]
         entry.attempts = 0
-        entry.run_at = now
+        entry.run_at = min(entry.run_at, now)
         entry.started_at = entry.finished_at = entry.result = None
         self._moved(entry, now)
         return True

@@ -14,15 +14,15 @@ from collections import deque
 from graphlib import CycleError, TopologicalSorter
 from heapq import heapify, heappop, heappush
 
-from .errors import DependencyCycle, InvalidJob
-from .jobs import Job
-from .lifecycle import CLAIMABLE, DEAD, PENDING
+from ..errors import DependencyCycle, InvalidJob
+from ..jobs import Job
+from ..lifecycle import CLAIMABLE, DEAD, PENDING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .jobs import NewJob
+    from ..jobs import NewJob
 
 
 class Agenda:

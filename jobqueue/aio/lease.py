@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ..errors import DatabaseError, InvalidJob, LeaseLost
+from ..handlers import Reject, Retry
+from ..jobs import clean_error, encode_json
 from .clerk import Clerk
-from .errors import DatabaseError, InvalidJob, LeaseLost
-from .handlers import Reject, Retry
-from .jobs import clean_error, encode_json
 from .moves import Moves, remark
 from .operations import Operation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .jobs import Job
+    from ..jobs import Job
     from .operations import Action
 
 
