@@ -66,8 +66,8 @@ commands:
 JOBQUEUE_DATABASE stands in for --database, NO_COLOR turns colours off.
 Data goes to stdout, everything else to stderr.
 
-exit status: 0 done; 1 failed; 2 usage or invalid input; 75 database busy, try
-again
+exit status: 0 done; 1 failed; 2 usage or invalid input; 75 database busy: try
+again; 130, 143 interrupted
 """
 
 

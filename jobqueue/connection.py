@@ -71,6 +71,8 @@ class Connection:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise DatabaseError(f"jobqueue needs SQLite 3.38 or newer; this Python has {sqlite3.sqlite_version}")
         self.shown_path = os.fspath(path)
+        if not self.shown_path:
+            raise DatabaseError("the path of the database is empty")
         if "\0" in self.shown_path:
             raise DatabaseError(f"{self.shown_path!r} is no path: it holds a NUL character")
         self.path = os.path.realpath(self.shown_path)
@@ -194,7 +196,9 @@ class Connection:
         except FileExistsError:
             return  # another process was quicker
         except OSError as error:
-            raise DatabaseError(f"cannot create {self.shown_path}: {error.strerror}") from error
+            where = os.path.dirname(self.path)
+            why = error.strerror if os.path.isdir(where) else f"there is no directory {where}"
+            raise DatabaseError(f"cannot create {self.shown_path}: {why}") from error
 
     def _refuse_network_mount(self) -> None:
         kind = _file_system(self.path)
@@ -353,7 +357,7 @@ class Connection:
             sqlite3.SQLITE_FULL: "cannot grow: the disk is full; make room and try again",
             sqlite3.SQLITE_READONLY: "cannot be written: check the permissions of the file and its directory",
             sqlite3.SQLITE_PERM: "cannot be opened: check its permissions",
-            sqlite3.SQLITE_CANTOPEN: "cannot be opened: check the path and the permissions of its directory",
+            sqlite3.SQLITE_CANTOPEN: "cannot be opened: check the permissions of the file and its directory",
             sqlite3.SQLITE_IOERR: "cannot be read or written: check the disk",
         }.get(kind, "does not answer as expected")
         return DatabaseError(f"{self.shown_path} {what} (SQLite says: {error})")

@@ -200,7 +200,9 @@ def _place(function: object) -> str:
 # -- built-in types -------------------------------------------------------------------
 
 def _field(payload: object, name: str) -> object:
-    if not isinstance(payload, dict) or name not in payload:
+    if not isinstance(payload, dict):
+        raise ValueError(f'the payload must be an object with "{name}", not {type(payload).__name__}')
+    if name not in payload:
         raise ValueError(f'payload["{name}"] is missing')
     return payload[name]
 

@@ -69,18 +69,22 @@ class Log:
 
     def started(self, children: int, queues: list[str], types: tuple[str, ...]) -> None:
         """The children are ready."""
-        self._add(_INFO, "started", None, f"{self._worker} serves {', '.join(queues)} with {children} children; "
+        self._add(_INFO, "started", None, f"{self._worker} serves {', '.join(queues)}; children: {children}; "
                   f"types: {', '.join(types)}", queues=queues, types=types)
 
     def stopping(self, running: int, grace_seconds: float) -> None:
         """A first signal has come."""
-        self._add(_INFO, "stopping", None, f"stopping: {running} running jobs have {grace_seconds:g} s to finish; "
-                  "a second signal stops them at once")
+        self._add(_INFO, "stopping", None, f"stopping: jobs still running: {running}, time to finish: "
+                  f"{grace_seconds:g} s; a second signal stops them at once")
 
     def stopped(self, completed: int, failed: int) -> None:
         """The worker ends."""
-        self._add(_INFO, "stopped", None, f"stopped after {completed} completed and {failed} failed attempts",
+        self._add(_INFO, "stopped", None, f"stopped; attempts completed: {completed}, failed: {failed}",
                   completed=completed, failed=failed)
+
+    def stopped_early(self) -> None:
+        """A signal came before the children were ready."""
+        self._add(_INFO, "stopped", None, "stopped before any job was claimed")
 
     def database_trouble(self, error: Exception, outcomes: int) -> None:
         """A turn could not be committed; it will be tried again."""
@@ -113,7 +117,8 @@ class Log:
 
     def completed(self, job: Job, run_us: int) -> None:
         """running -> completed."""
-        self._add(_INFO, COMPLETED, job, f"completed in {run_us / 1000:.3g} ms", run_ms=run_us / 1_000)
+        took = f"{run_us / 1e3:.1f} ms" if run_us < 1e6 else f"{run_us / 1e6:,.1f} s"
+        self._add(_INFO, COMPLETED, job, f"completed in {took}", run_ms=run_us / 1_000)
 
     def attempt_failed(self, job: Job, status: str, error: str) -> None:
         """running -> retrying or failed."""

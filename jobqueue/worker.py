@@ -142,6 +142,7 @@ class Worker:
         try:
             self._pool.start()
             if not self._pool.wait_ready(lambda: self._signals.count > 0):
+                self._log.stopped_early()
                 return self._exit_code()
             self._store.patience_seconds = PATIENCE_SECONDS
             self._store.stop = None

@@ -480,11 +480,11 @@ class OutputTest(WorkerTestCase):
         self.queue.enqueue("fail", {"message": "no"}, id="again")
         lines = self.drain().stderr.splitlines()
         patterns = [
-            r"INFO +\S+ serves default with 1 child.*; types: .*\becho\b.*",
-            r"INFO +job fine \(echo\), attempt 1/3: completed in [0-9.e+-]+ ms",
+            r"INFO +\S+ serves default; children: 1; types: .*\becho\b.*",
+            r"INFO +job fine \(echo\), attempt 1/3: completed in [0-9.]+ ms",
             r"ERROR +job bad \(raise\), attempt 1/1: failed for good: ValueError: a\\nb\\x1b",
             r"WARNING +job again \(fail\), attempt 1/3: failed, will be retried: RuntimeError: no",
-            r"INFO +stopped after 1 completed and 2 failed attempts",
+            r"INFO +stopped; attempts completed: 1, failed: 2",
         ]
         self.assertEqual(len(lines), len(patterns), lines)
         for pattern in patterns:

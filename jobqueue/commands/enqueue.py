@@ -50,7 +50,8 @@ examples:
   python -m jobqueue enqueue --type parse --depends-on "$first" --timeout 10m
   python -m jobqueue enqueue --file jobs.jsonl
 
-A line of the file is one job: {"type":"print","payload":"hello","delay":"5m"}.
+A line of the file is one job, as in
+  {"type":"print","payload":{"message":"hi"},"delay":"5m"}
 Its keys: type payload queue id priority max_attempts idempotency_key run_at delay
 timeout depends_on (a list of ids, also of jobs in the same file) trace.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..lifecycle import FAILED, PENDING
-from .common import EXIT_DONE, add_database, add_json, emit, emit_json, open_queue, say
+from .common import EXIT_DONE, add_database, add_json, emit, emit_json, open_queue, say, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def _retry_failed(options: Namespace) -> int:
         emit([str(count)])
     jobs = f"{count:,} {FAILED} job" + ("" if count == 1 else "s")
     verb = "would be" if options.dry_run else "is" if count == 1 else "are"
-    say(f"{jobs} {verb} {PENDING} again" if count else f"no {FAILED} job matches; nothing changed")
+    nothing = f"no {FAILED} job matches; nothing changed" if options.id is None else (
+        f"job {shown(options.id)} is not {FAILED}, or of another type; nothing changed")
+    say(f"{jobs} {verb} {PENDING} again" if count else nothing)
     return EXIT_DONE
 
 
