@@ -87,13 +87,13 @@ def main(
         os.set_inheritable(fd, False)  # programs that handlers start get none of these
     os.register_at_fork(after_in_child=_be_ordinary)
     runner = _Runner(work, stream, report.fd)
-    with work, stream:
-        try:
+    try:
+        with work, stream:
             _watch_supervisor(silent.fd)
             if runner.load(specs):
                 runner.serve()
-        except (Stopped, OSError, EOFError):
-            pass  # told to end, or nobody is left to report to
+    except (Stopped, OSError, EOFError):
+        pass  # told to end, nobody is left to report to, or a handler has closed what is not its own
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing left to protect, should ending take long
     _flush_quietly()
 

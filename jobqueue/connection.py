@@ -93,6 +93,7 @@ class Connection:
         with forks.opening:
             self._open(create)
             self._identity = _identity(self.path)
+            self._wal_identity = _identity(self.path + "-wal")
             forks.watch(self)
 
     # -- opening and closing -----------------------------------------------------------
@@ -101,6 +102,8 @@ class Connection:
         self._refuse_network_mount()
         if os.path.isdir(self.path):
             raise DatabaseError(f"{self.shown_path} is a directory; name a file in it")
+        if os.path.exists(self.path) and not os.path.isfile(self.path):  # opening a pipe would wait for ever
+            raise DatabaseError(f"{self.shown_path} is no regular file; choose another path")
         if not os.path.exists(self.path):
             if not create:
                 raise DatabaseError(f"there is no database {self.shown_path}; create it with: "
@@ -247,8 +250,10 @@ class Connection:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
     def is_replaced(self) -> bool:
-        """Return whether the path no longer names the file that was opened (about 2 us)."""
-        return _identity(self.path) != self._identity
+        """Return whether the path no longer names the file that was opened, or its log is gone (about 4 us)."""
+        wal = _identity(self.path + "-wal")
+        self._wal_identity = self._wal_identity or wal
+        return _identity(self.path) != self._identity or wal != self._wal_identity
 
     # -- statements --------------------------------------------------------------------
 
@@ -310,25 +315,29 @@ class Connection:
             self._lock.release()
             raise
 
-    def _end(self, failed: bool) -> None:
+    def _end(self, error: BaseException | None) -> None:
         try:
             self._depth -= 1
             if self._depth == 0:
-                self._finish(failed)
+                self._finish(error)
         finally:
             self._lock.release()
 
-    def _finish(self, failed: bool) -> None:
+    def _finish(self, error: BaseException | None) -> None:
         connection = self.sqlite
+        failure = error
         try:
-            if not failed:
+            if error is None:
                 connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._explained(error) from error
+        except sqlite3.Error as refused:
+            failure = refused
+            raise self._explained(refused) from refused
         finally:
             if connection.in_transaction:  # SQLite has often rolled back already, after a full disk, say
                 connection.execute("ROLLBACK")
-        if not failed and self._changes not in (None, connection.total_changes):
+            if failure is not None and _code(failure) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+                self._checkpoint(0)  # what cannot grow may do with room that it has: the log begins anew
+        if error is None and self._changes not in (None, connection.total_changes):
             self.commits += 1
             self._checkpoint()
 
@@ -346,8 +355,7 @@ class Connection:
 
     def _explained(self, error: sqlite3.Error) -> DatabaseError:
         """Return our error for one of SQLite's."""
-        code = getattr(error, "sqlite_errorcode", None) or 0
-        kind = code & 0xFF
+        kind = _code(error)
         if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return DatabaseBusy(f"{self.shown_path} stayed locked by another process for "
                                 f"{self.patience_seconds:g} seconds; try again")
@@ -364,10 +372,11 @@ class Connection:
 
     # -- checkpoints -------------------------------------------------------------------
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, least_bytes: int | None = None) -> None:
         """Move the WAL's pages into the file once there are many, with the write lock held elsewhere."""
         now = time.monotonic()
-        if now - self._last_checkpoint < CHECKPOINT_PAUSE_SECONDS or self.wal_bytes() < CHECKPOINT_BYTES:
+        least = CHECKPOINT_BYTES if least_bytes is None else least_bytes
+        if now - self._last_checkpoint < CHECKPOINT_PAUSE_SECONDS or self.wal_bytes() < least:
             return
         self._last_checkpoint = now
         try:
@@ -398,7 +407,7 @@ class Transaction:
         self._connection._begin(self._statement)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        self._connection._end(failed=kind is not None)
+        self._connection._end(error)
         if isinstance(error, sqlite3.Error):
             raise self._connection._explained(error) from error
         if isinstance(error, OverflowError):
@@ -407,9 +416,13 @@ class Transaction:
             raise InvalidJob(f"{error.object!a} holds a lone surrogate, which is no Unicode text") from None
 
 
+def _code(error: BaseException) -> int:
+    """Return SQLite's primary result code of an error, 0 if it has none."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+
+
 def _is_busy(error: sqlite3.Error) -> bool:
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _percent_encoded(path: str) -> str:

@@ -77,10 +77,18 @@ class Log:
         self._add(_INFO, "stopping", None, f"stopping: jobs still running: {running}, time to finish: "
                   f"{grace_seconds:g} s; a second signal stops them at once")
 
-    def stopped(self, completed: int, failed: int) -> None:
-        """The worker ends."""
+    def stopped(self, completed: int, failed: int, kept: int) -> None:
+        """The worker ends; `kept` jobs could not be given back."""
+        if kept:
+            self._add(_ERROR, "jobs kept", None, f"jobs that could not be given back: {kept}; others can have "
+                      "them when their leases run out", kept=kept)
         self._add(_INFO, "stopped", None, f"stopped; attempts completed: {completed}, failed: {failed}",
                   completed=completed, failed=failed)
+
+    def stdout_broken(self, error: OSError) -> None:
+        """What jobs print has nowhere to go."""
+        self._add(_ERROR, "stdout broken", None, f"stdout cannot be written: {error.strerror or error}; stopping, "
+                  "and giving back what was to be printed there")
 
     def stopped_early(self) -> None:
         """A signal came before the children were ready."""

@@ -30,7 +30,7 @@ from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 
 from . import child as wire
 from .child import ERROR, EXIT, LOADING, STOPPED
-from .errors import HandlerLoadError
+from .errors import HandlerLoadError, JobQueueError
 from .events import LoadFailed, Outcome, Progress, Returned, Started
 from .process import KILL, NEVER, NOTHING, READ_BYTES, TERM, TIMEOUT, Child, Stop, describe_exit
 
@@ -86,7 +86,7 @@ class Pool:
         self._serial = LOADING
         self._events: list[Event] = []
         self._child_died = False
-        self._load_error: str | None = None
+        self._start_error: JobQueueError | None = None
         self._failures = 0  # replacements in a row that ended before they were ready
         self._respawn_at = 0.0
         self._up = False  # all have been ready once
@@ -122,11 +122,12 @@ class Pool:
         """Wait until every child has loaded its handlers; False: `stop` returned true before.
 
         Raises:
-            HandlerLoadError: a child could not load them, or ended while it did.
+            HandlerLoadError: a child could not load them, or exited while it did.
+            JobQueueError: a child was killed meanwhile.
         """
         while not stop():
-            if self._load_error is not None:
-                raise HandlerLoadError(self._load_error)
+            if self._start_error is not None:
+                raise self._start_error
             if len(self.children) == self.size and all(child.ready for child in self.children):
                 self._up = True
                 return True
@@ -290,7 +291,7 @@ class Pool:
             try:
                 self._spawn()
             except OSError as error:
-                self._failed_start(f"a child could not be started: {error}")
+                self._failed_start(JobQueueError(f"a child could not be started: {error}"))
 
     def _take_step(self, child: Child) -> None:
         """Do what is due for a child, and set what is due next."""
@@ -481,16 +482,17 @@ class Pool:
         self.children.remove(child)
         child.close()
         if not child.ready and not self._closing:
-            self._failed_start(child.load_error or f"{end} while it loaded the handlers")
+            what = child.load_error or f"{end} while it loaded the handlers"
+            self._failed_start(HandlerLoadError(what) if exitcode >= 0 else JobQueueError(what))
 
-    def _failed_start(self, error: str) -> None:
+    def _failed_start(self, error: JobQueueError) -> None:
         pause = min(RESPAWN_CAP_SECONDS, RESPAWN_FIRST_SECONDS * 2 ** min(self._failures, 20))
         self._failures += 1
         self._respawn_at = self._clock() + pause
         if self._up:
-            self._events.append(LoadFailed(error))
+            self._events.append(LoadFailed(str(error)))
         else:
-            self._load_error = error
+            self._start_error = error
 
     def close(self, hurry: Callable[[], bool] = lambda: False) -> list[Event]:
         """End all children: by message, by SIGTERM, by SIGKILL; return the events on the way.

@@ -31,9 +31,14 @@ class Signals:
         self.count = 0
         self.last = 0
         self._old: dict[int, Any] = {}
+        self._for_good = False
 
     def install(self) -> None:
-        """Begin to count; a second call does nothing."""
+        """Begin to count, until the end of the process: so late a signal should not change how that ended."""
+        self._install()
+        self._for_good = True
+
+    def _install(self) -> None:
         if not self._old:
             self._old = {number: signal.signal(number, self._note) for number in _NUMBERS}
 
@@ -42,10 +47,12 @@ class Signals:
         self.last = number
 
     def __enter__(self) -> Signals:
-        self.install()
+        self._install()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._for_good:
+            return
         for number, handler in self._old.items():
             signal.signal(number, handler)
         self.__init__()  # type: ignore[misc]

@@ -23,7 +23,7 @@ import socket
 import sys
 import time
 
-from .child import DONE, ERROR, RETRY
+from .child import DONE, RETRY
 from .db import Store
 from .dispatch import SHORT_SECONDS, Dispatcher
 from .errors import DatabaseError
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 0.1
 """How long one try of a turn waits for the write lock: children and timers must be served meanwhile."""
 TROUBLE_PAUSE_SECONDS = 0.05
+LONG_TROUBLE_PAUSE_SECONDS = 0.5
+"""The same once the trouble has lasted for longer than a lock is usually held."""
 COMPLAIN_AFTER_SECONDS = 1.0
 COMPLAIN_EVERY_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
@@ -58,7 +60,7 @@ FILE_LOOK_SECONDS = 1.0
 MAX_UNPRINTED = 1_000
 """With so many jobs waiting for their line to be printed, no more are claimed."""
 LARGE_WAL_BYTES = 64_000_000
-EXIT_DONE, EXIT_REPLACED = 0, 1
+EXIT_DONE, EXIT_FAILED = 0, 1
 
 
 def run(path: str, *, workers: int, lease_seconds: float, drain: bool, grace_seconds: float,
@@ -120,6 +122,7 @@ class Worker:
         self._returned: list[Job] = []  # to be given back
         self._progress: dict[Job, tuple[float, str | None]] = {}  # to be stored with the next heartbeat
         self._completed = self._failed = 0
+        self._stdout_error: OSError | None = None
 
         self._more = True  # a claim might find something; if not, these tell when to look again:
         self._next_event: int | None = None
@@ -131,6 +134,7 @@ class Worker:
         self._seen_at = now
         self._looked_at = now  # at the path of the file
         self._stop_at: float | None = None  # the end of the grace, once stopping
+        self._give_up_at: float | None = None  # when to end even if jobs cannot be given back
         self._trouble_since: float | None = None  # turns have failed since then
         self._retry_at = 0.0
         self._complain_at = 0.0
@@ -171,10 +175,10 @@ class Worker:
                 self._looked_at = now
                 if self._store.is_replaced():
                     self._log.file_replaced(self._store.shown_path)
-                    return EXIT_REPLACED
+                    return EXIT_FAILED
             if self._signals.count > 1:
                 return self._leave(hurried=True)
-            if self._signals.count:
+            if self._is_stopping():
                 self._wind_down(now)
             self._returned += self._dispatcher.rearrange(now, self._extended_at, none_left=not self._more)
             if self._turn_is_due(now):
@@ -182,11 +186,16 @@ class Worker:
             self._log.flush()
             if self._is_done():
                 return self._leave(hurried=False)
+            if self._give_up_at is not None and now >= self._give_up_at:
+                return self._leave(hurried=True)
+
+    def _is_stopping(self) -> bool:
+        return self._signals.count > 0 or self._stdout_error is not None
 
     def _is_done(self) -> bool:
         if self._held or self._outcomes or self._returned or self._unprinted:
             return False
-        return self._signals.count > 0 or (self._drain and not self._more and self._trouble_since is None)
+        return self._is_stopping() or (self._drain and not self._more and self._trouble_since is None)
 
     def _wind_down(self, now: float) -> None:
         """After the first signal: nothing new starts, running jobs may finish until the grace ends."""
@@ -199,6 +208,7 @@ class Worker:
             self._log.stopping(len(running), self._grace_seconds)
         if now >= self._stop_at:
             self._stop_at = now + HURRIED_SECONDS  # and again, should one slip through
+            self._give_up_at = self._give_up_at or now + LAST_WORDS_SECONDS
             for job in running:
                 self._pool.stop_job(job, "the worker is stopping", grace=0.0)
             self._returned += [outcome.job for outcome in self._unprinted]  # nobody reads stdout
@@ -217,11 +227,13 @@ class Worker:
             self._store.worker_leaves(self.id)
         except DatabaseError as error:
             self._log.database_trouble(error, len(self._outcomes))
-        self._log.stopped(self._completed, self._failed)
+        self._log.stopped(self._completed, self._failed, len(self._held))
         return self._exit_code()
 
     def _exit_code(self) -> int:
-        return 128 + self._signals.last if self._signals.count > 1 else EXIT_DONE
+        if self._signals.count > 1:
+            return 128 + self._signals.last
+        return EXIT_FAILED if self._held or self._stdout_error is not None else EXIT_DONE
 
     # -- what children say -----------------------------------------------------------------
 
@@ -245,10 +257,13 @@ class Worker:
             if outcome not in self._unprinted:
                 continue  # it was given back meanwhile
             del self._unprinted[outcome]
-            if error is not None and outcome.kind == DONE:
-                outcome.kind = ERROR
-                outcome.value = f"the worker's stdout cannot be written: {error.strerror or error}"
-            self._outcomes.append(outcome)
+            if error is None:
+                self._outcomes.append(outcome)
+                continue
+            self._returned.append(outcome.job)  # it is not the job that has failed
+            if self._stdout_error is None:
+                self._stdout_error = error
+                self._log.stdout_broken(error)
 
     def _fit_for_stdout(self, text: str) -> str:
         if self._escape_lines and UNSAFE.search(text):
@@ -259,7 +274,7 @@ class Worker:
 
     def _room(self) -> int:
         """Return how many jobs to claim."""
-        if self._signals.count or len(self._unprinted) >= MAX_UNPRINTED:
+        if self._is_stopping() or len(self._unprinted) >= MAX_UNPRINTED:
             return 0
         return self._dispatcher.room()
 
@@ -267,7 +282,7 @@ class Worker:
         """Wait for the children, for a signal, for a moment or for another process's commit."""
         now = time.monotonic()
         until = self._next_moment(now)
-        if self._signals.count or self._unprinted or not self._pool.idle():
+        if self._is_stopping() or self._unprinted or not self._pool.idle():
             return self._pool.poll(max(0.0, until - now))
         while True:  # an idle worker spends its life here
             events = self._pool.poll(max(0.0, min(until - now, self._watch.look_seconds(now))))
@@ -346,9 +361,10 @@ class Worker:
 
     def _note_trouble(self, error: DatabaseError, begun: float) -> None:
         now = time.monotonic()
-        self._retry_at = now + TROUBLE_PAUSE_SECONDS
         if self._trouble_since is None:
             self._trouble_since = begun
+        long = now - self._trouble_since >= COMPLAIN_EVERY_SECONDS
+        self._retry_at = now + (LONG_TROUBLE_PAUSE_SECONDS if long else TROUBLE_PAUSE_SECONDS)
         if now - self._trouble_since >= COMPLAIN_AFTER_SECONDS and now >= self._complain_at:
             self._complain_at = now + COMPLAIN_EVERY_SECONDS
             self._log.database_trouble(error, len(self._outcomes))

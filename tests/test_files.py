@@ -125,6 +125,10 @@ class RefuseTest(TempDirTestCase):
                 Store(self.dir, create=create)
         with self.assertRaisesRegex(DatabaseError, "cannot create .*: there is no directory /"):
             Store(self.dir / "none" / "jobs.db", create=True)
+        os.mkfifo(self.dir / "pipe")
+        for path in (self.dir / "pipe", "/dev/null"):
+            with self.assertRaisesRegex(DatabaseError, "is no regular file"):
+                Store(path, create=True)
         self.db.touch()
         with self.assertRaisesRegex(DatabaseError, "cannot create .*: there is no directory"):
             Store(self.db / "jobs.db", create=True)

@@ -143,6 +143,16 @@ class OnceTest(SignalTestCase):
         self.assertEqual(self.counts(queue), {"completed": 1, "pending": 20})
         self.assert_never_started(queue, 20)
 
+    def test_a_file_that_stays_locked_does_not_keep_it_from_ending(self) -> None:
+        worker, queue = self.scene("kept", "step", {"gate": "never"}, "--grace-seconds", 0.2)
+        self.until_started("kept")
+        with locked(self.dir / "kept.db"):
+            self.interrupt(worker)
+            done = worker.finish(12)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, "ERROR +jobs that could not be given back: 1; others can have them")
+        self.assertEqual(self.counts(queue), {"running": 1, "pending": 20})
+
 
 class TwiceTest(SignalTestCase):
     """The second signal: the end, at once."""

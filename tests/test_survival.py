@@ -107,7 +107,7 @@ class StoppedTest(WorkerTestCase):
         # After many short jobs the child holds several.  One of them stops the supervisor; the next try is
         # for the case that it was the last of those, or that the supervisor was stopped in a transaction.
         query = "SELECT id FROM jobs WHERE status = 'running' AND type = 'stop-supervisor'"
-        for number in range(6):
+        for number in range(40):
             self.queue.enqueue_many([{"type": "echo"}] * 500)
             payload = {"once": f"once-{number}", "gate": f"gate-{number}"}
             self.queue.enqueue_many([{"type": "stop-supervisor", "payload": payload}] * 100)
@@ -248,7 +248,7 @@ class FileTest(WorkerTestCase):
     """The file itself is lost, or cannot grow."""
 
     def test_a_replaced_or_deleted_file_ends_the_worker_with_1(self) -> None:
-        cases = ("idle-deleted.db", "busy-deleted.db", "idle-replaced.db", "busy-replaced.db")
+        cases = ("idle-deleted.db", "busy-deleted.db", "idle-replaced.db", "busy-replaced.db", "idle-logless.db")
         workers = {}
         for name in cases:
             queue = self.make_queue(self.dir / name)
@@ -259,7 +259,9 @@ class FileTest(WorkerTestCase):
             self.ready(worker)
         self.until_started("busy-deleted.db", "busy-replaced.db")
         for name in cases:
-            if name.endswith("deleted.db"):
+            if name.endswith("logless.db"):
+                (self.dir / f"{name}-wal").unlink()
+            elif name.endswith("deleted.db"):
                 (self.dir / name).unlink()
             else:
                 self.make_queue(self.dir / "other.db").close()
