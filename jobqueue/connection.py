@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import sys
 import threading
 import time
 
-from . import forks, schema
+from . import forks, place, schema
 from .errors import DatabaseBusy, DatabaseError, InvalidJob, JobQueueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import TypeVar
 
     Result = TypeVar("Result")
@@ -41,8 +40,6 @@ CHECKPOINT_BYTES = 4_000_000
 CHECKPOINT_PAUSE_SECONDS = 0.25
 _WRITE, _READ = "BEGIN IMMEDIATE", "BEGIN"
 _SQLITE_TIMEOUT_SECONDS = 0.01
-_NETWORK_FILE_SYSTEMS = ("9p", "afs", "ceph", "cifs", "glusterfs", "nfs", "nfs4", "smb3", "smbfs", "virtiofs")
-_ALLOW_NETWORK = "JOBQUEUE_ALLOW_NETWORK_MOUNT"
 _PRAGMAS = ("synchronous = FULL", "fullfsync = 1", "wal_autocheckpoint = 0", "journal_size_limit = 1000000",
             "mmap_size = 0", "cache_size = -32000", "trusted_schema = OFF", "cell_size_check = ON")
 _inherited: set[tuple[int, int] | None] = set()
@@ -71,11 +68,7 @@ class Connection:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise DatabaseError(f"jobqueue needs SQLite 3.38 or newer; this Python has {sqlite3.sqlite_version}")
         self.shown_path = os.fspath(path)
-        if not self.shown_path:
-            raise DatabaseError("the path of the database is empty")
-        if "\0" in self.shown_path:
-            raise DatabaseError(f"{self.shown_path!r} is no path: it holds a NUL character")
-        self.path = os.path.realpath(self.shown_path)
+        self.path = place.resolve(self.shown_path)
         self.patience_seconds = patience_seconds
         self.stop = stop
         self.commits = 0
@@ -92,24 +85,19 @@ class Connection:
         """Whether this object has written the tables."""
         with forks.opening:
             self._open(create)
-            self._identity = _identity(self.path)
-            self._wal_identity = _identity(self.path + "-wal")
+            self._identity = place.identity(self.path)
+            self._wal_identity = place.identity(self.path + "-wal")
             forks.watch(self)
 
     # -- opening and closing -----------------------------------------------------------
 
     def _open(self, create: bool) -> None:
-        self._refuse_network_mount()
-        if os.path.isdir(self.path):
-            raise DatabaseError(f"{self.shown_path} is a directory; name a file in it")
-        if os.path.exists(self.path) and not os.path.isfile(self.path):  # opening a pipe would wait for ever
-            raise DatabaseError(f"{self.shown_path} is no regular file; choose another path")
         if not os.path.exists(self.path):
             if not create:
                 raise DatabaseError(f"there is no database {self.shown_path}; create it with: "
                                     f"python -m jobqueue init --database {self.shown_path}")
-            self._create_empty_file()
-        if _identity(self.path) in _inherited:
+            place.create_empty(self.path, self.shown_path)
+        if place.identity(self.path) in _inherited:
             raise DatabaseError(f"{self.shown_path} was inside a transaction of process {os.getppid()} when that "
                                 "forked this one; fork outside of transactions, or start processes by spawn")
         if self._patiently(self._look_for_blank) and not create:
@@ -156,7 +144,7 @@ class Connection:
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         try:
-            uri = f"file:{_percent_encoded(self.path)}?mode={mode}"
+            uri = place.uri(self.path, f"mode={mode}")
             return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_SQLITE_TIMEOUT_SECONDS,
                                    check_same_thread=False, cached_statements=200)
         except sqlite3.Error as error:
@@ -191,24 +179,6 @@ class Connection:
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-
-    def _create_empty_file(self) -> None:
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            os.close(os.open(self.path, flags, 0o600))
-        except FileExistsError:
-            return  # another process was quicker
-        except OSError as error:
-            where = os.path.dirname(self.path)
-            why = error.strerror if os.path.isdir(where) else f"there is no directory {where}"
-            raise DatabaseError(f"cannot create {self.shown_path}: {why}") from error
-
-    def _refuse_network_mount(self) -> None:
-        kind = _file_system(self.path)
-        if (kind in _NETWORK_FILE_SYSTEMS or kind.startswith("fuse.")) and not os.environ.get(_ALLOW_NETWORK):
-            raise DatabaseError(f"{self.shown_path} lies on a network or shared mount ({kind}), where write-ahead "
-                                f"logging can corrupt it; use a local disk, or set {_ALLOW_NETWORK}=1 if only "
-                                "this machine ever opens it")
 
     def close(self) -> None:
         """Close the connection; a second call, or one in a forked child, does nothing.
@@ -251,9 +221,9 @@ class Connection:
 
     def is_replaced(self) -> bool:
         """Return whether the path no longer names the file that was opened, or its log is gone (about 4 us)."""
-        wal = _identity(self.path + "-wal")
+        wal = place.identity(self.path + "-wal")
         self._wal_identity = self._wal_identity or wal
-        return _identity(self.path) != self._identity or wal != self._wal_identity
+        return place.identity(self.path) != self._identity or wal != self._wal_identity
 
     # -- statements --------------------------------------------------------------------
 
@@ -423,40 +393,3 @@ def _code(error: BaseException) -> int:
 
 def _is_busy(error: sqlite3.Error) -> bool:
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-def _percent_encoded(path: str) -> str:
-    """Return a path for a `file:` URI, in which `?`, `#` and `%` would otherwise mean something."""
-    return "".join(chr(byte) if (chr(byte).isalnum() and byte < 128) or byte in b"/._-" else f"%{byte:02X}"
-                   for byte in os.fsencode(path))
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells one file from another; None if there is none at `path`."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _file_system(path: str) -> str:
-    """Return the kind of file system that holds `path`; empty where the machine does not tell."""
-    if not sys.platform.startswith("linux"):
-        return ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-            return _kind_of_mount(path, mounts)
-    except OSError:
-        return ""
-
-
-def _kind_of_mount(path: str, mounts: Iterable[str]) -> str:
-    """Find `path`'s mount in the lines of proc(5)'s mountinfo: the longest mount point, the last of equals."""
-    longest, kind = "", ""
-    for line in mounts:
-        left, _, right = line.partition(" - ")
-        point = left.split(" ")[4].replace("\\040", " ").rstrip("/") + "/"
-        if path.startswith(point) and len(point) >= len(longest):
-            longest, kind = point, right.split(" ")[0]
-    return kind

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from jobqueue import connection, schema
+from jobqueue import connection, place, schema
 from jobqueue.db import Store
 from jobqueue.errors import DatabaseError
 from jobqueue.jobs import new_job
@@ -235,11 +235,11 @@ class RefuseTest(TempDirTestCase):
 
     def test_a_network_mount_unless_told_otherwise(self) -> None:
         for kind in ("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "fuse.sshfs"):
-            with mock.patch.object(connection, "_file_system", return_value=kind):
+            with mock.patch.object(place, "file_system", return_value=kind):
                 with self.assertRaisesRegex(DatabaseError, f"shared mount .{kind}., .*; use a local disk"):
                     Store(self.db, create=True)
                 self.assertEqual(list(self.dir.iterdir()), [])
-        with mock.patch.object(connection, "_file_system", return_value="nfs"), \
+        with mock.patch.object(place, "file_system", return_value="nfs"), \
                 mock.patch.dict(os.environ, JOBQUEUE_ALLOW_NETWORK_MOUNT="1"):
             Store(self.db, create=True).close()
 
@@ -252,10 +252,10 @@ class RefuseTest(TempDirTestCase):
             "33 30 0:29 / /mnt/local rw - xfs /dev/x rw",
         ]
         for path, kind in {
-            "/home/x.db": "ext4", "/mnt/x.db": "nfs4", "/mntx/x.db": "ext4", "/mnt/a b/x.db": "fuse.sshfs",
+            "/srv/x.db": "ext4", "/mnt/x.db": "nfs4", "/mntx/x.db": "ext4", "/mnt/a b/x.db": "fuse.sshfs",
             "/mnt/local/x.db": "xfs", "/mnt/locality/x.db": "nfs4",
         }.items():
-            self.assertEqual(connection._kind_of_mount(path, lines), kind)
+            self.assertEqual(place.kind_of_mount(path, lines), kind)
 
     def test_a_sqlite_that_is_too_old(self) -> None:
         with mock.patch.object(connection, "OLDEST_SQLITE", (99, 0, 0)):

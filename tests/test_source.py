@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "times", "text", "signals"),
     ("lifecycle",),
     ("jobs",),
-    ("schema", "forks"),
+    ("schema", "forks", "place"),
     ("connection",),
     ("intake", "leases", "catalogue", "roster"),
     ("batch",),
@@ -59,7 +59,7 @@ SQLITE_MODULES = {"schema", "connection"}
 
 # What a single `enqueue` command loads, and what would slow its start.
 ENQUEUE_PATH = {
-    "__init__", "errors", "times", "lifecycle", "jobs", "schema", "forks", "connection", "intake",
+    "__init__", "errors", "times", "lifecycle", "jobs", "schema", "forks", "place", "connection", "intake",
     "leases", "catalogue", "roster", "batch", "db", "shared_commit", "queue", "cli",
 }  # fmt: skip
 SLOW_IMPORTS = {
