@@ -21,8 +21,8 @@ LIMIT_SECONDS = 60
 
 
 def note(event: str, context: JobContext) -> None:
-    """Append one line to the trace; such a short write is never torn."""
-    line = f"{event} {context.job_id} {context.attempt} {os.getpid()}\n"
+    """Append one line to the trace; only SIGKILL can tear it, so each begins on a line of its own."""
+    line = f"\n{event} {context.job_id} {context.attempt} {os.getpid()}\n"
     descriptor = os.open("trace", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, line.encode())
     os.close(descriptor)

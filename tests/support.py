@@ -231,8 +231,8 @@ class WorkerTestCase(TempDirTestCase):
     def trace(self, what: str | None = None) -> list[Event]:
         """Return what the handlers noted so far, all or only one kind of event."""
         path = self.dir / "trace"
-        lines = path.read_text().splitlines() if path.exists() else []
-        events = [Event(what, job, int(attempt), int(pid)) for what, job, attempt, pid in map(str.split, lines)]
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        events = [Event(line[0], line[1], int(line[2]), int(line[3])) for line in lines if len(line) == 4]
         return [event for event in events if what in (None, event.what)]
 
     def until_started(self, *ids: str, timeout: float = 20) -> None:
