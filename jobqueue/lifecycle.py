@@ -22,7 +22,6 @@ CANCELED = "canceled"
 STATUSES = (PENDING, RUNNING, RETRYING, COMPLETED, FAILED, CANCELED)
 CLAIMABLE = (PENDING, RETRYING)
 """Waiting for a worker: due now, scheduled for later, or held by dependencies."""
-UNFINISHED = (PENDING, RETRYING, RUNNING)
 FINISHED = (COMPLETED, FAILED, CANCELED)
 """Terminal: left only by an operator's command."""
 DEAD = (FAILED, CANCELED)

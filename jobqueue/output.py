@@ -40,7 +40,6 @@ class Writer:
         self._waiting_bytes = 0
         self._dropped = 0
         self._written: deque[tuple[Any, OSError | None]] = deque()
-        self._busy = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="jobqueue-writer", daemon=True)
         self._thread.start()

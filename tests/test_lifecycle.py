@@ -79,7 +79,6 @@ class GroupsTest(unittest.TestCase):
         rows = [
             ("STATUSES", ("pending", "running", "retrying", "completed", "failed", "canceled")),
             ("CLAIMABLE", ("pending", "retrying")),
-            ("UNFINISHED", ("pending", "retrying", "running")),
             ("FINISHED", ("completed", "failed", "canceled")),
             ("DEAD", ("failed", "canceled")),
         ]
