@@ -4,8 +4,9 @@
 
 Every figure is a median. Ratios are taken of pairs measured one right after the other, so that a machine that
 slows down meanwhile hurts both sides; quote ratios, not absolute figures. Every commit is synchronous=FULL. The
-measures are in `bench_enqueue`, `bench_work` and `bench_look`; what they share is in `bench_base`. A few minutes
-and, for the largest files, half a gigabyte under TMPDIR. Exit status 1: a measure could not be taken.
+measures are in `bench_enqueue`, `bench_work`, `bench_look` and `bench_far`; what they share is in `bench_base`. A
+few minutes and, for the largest files, half a gigabyte under TMPDIR (measure 9: two). Exit status 1: a measure
+could not be taken.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from tests import bench_enqueue, bench_look, bench_work
+from tests import bench_enqueue, bench_far, bench_look, bench_work
 from tests.bench_base import Bench, Failed, Figure, Sizes
 
 MEASURES: dict[int, tuple[str, Callable[[Bench], list[Figure]]]] = {
@@ -34,12 +35,14 @@ MEASURES: dict[int, tuple[str, Callable[[Bench], list[Figure]]]] = {
     6: ("one command, whole process", bench_enqueue.command_line),
     7: ("a worker with 4 children over a long time", bench_work.soak),
     8: ("looking into a large file; costs of indexes", bench_look.look),
+    9: ("how far one file goes; only if asked for", bench_far.far),
 }
+UNUSUAL = {9}
 NORMAL = Sizes()
 FULL = NORMAL._replace(lines=(100_000, 1_000_000), quiet_seconds=65.0, soak=1_000_000, pairs=40, samples=400)
 QUICK = Sizes(runs=1, drain=5_000, turns=2, slice=50, enqueuers=8, enqueue_seconds=0.5, backlog=20_000, bulk=10_000,
               lines=(5_000, 20_000), fixture=20_000, fan_out=5_000, samples=15, idle_seconds=2.0, pairs=4,
-              soak=10_000)  # fmt: skip
+              soak=10_000, far=100_000)  # fmt: skip
 COLUMNS = "{:<58} {:>12} {:<13} {}"
 
 
@@ -150,7 +153,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     size.add_argument("--full", action="store_true", help="a million lines and jobs where it is fewer by default")
     parser.add_argument("--only", metavar="N", type=int, nargs="+", choices=sorted(MEASURES), help="these measures")
     parser.add_argument("--runs", metavar="N", type=int, help="of everything, interleaved (3; --quick: 1)")
-    parser.add_argument("--jobs", metavar="N", type=int, help="in the large files of measures 4 and 8 (1,000,000)")
+    parser.add_argument("--jobs", metavar="N", type=int,
+                        help="in the large files of measures 4 and 8 (1,000,000), 9 (10,000,000)")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write all figures there; -: to stdout, and no table")
     return parser.parse_args(argv)
 
@@ -162,8 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.runs:
         sizes = sizes._replace(runs=options.runs)
     if options.jobs:
-        sizes = sizes._replace(fixture=options.jobs)
-    results = measure(options.only or sorted(MEASURES), sizes, None if options.json == "-" else sys.stdout)
+        sizes = sizes._replace(fixture=options.jobs, far=options.jobs)
+    numbers = options.only or sorted(MEASURES.keys() - UNUSUAL)
+    results = measure(numbers, sizes, None if options.json == "-" else sys.stdout)
     if options.json:
         text = json.dumps(results, indent=1) + "\n"
         if options.json == "-":

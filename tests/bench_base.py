@@ -58,6 +58,7 @@ class Sizes(NamedTuple):
     sync_seconds: float = 0.5
     """For a look at the disk."""
     soak: int = 200_000
+    far: int = 10_000_000
 
 
 class Figure(NamedTuple):

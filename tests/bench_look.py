@@ -35,12 +35,12 @@ def look(bench: Bench) -> list[Figure]:
     """8: every filter of `list`, and the looks of `Queue`, beyond what the start of a command takes."""
     count = bench.sizes.fixture
     with bench.file(("completed", 1)) as small, bench.file() as large:
-        _mix(large, count)
+        mix(large, count)
         figures = [*_lists(bench, small, large), *_calls(bench, large)]
     return [*figures, *_blocked(bench), *_index_costs(bench)]
 
 
-def _mix(path: Path, count: int) -> None:
+def mix(path: Path, count: int) -> None:
     """Fill a file as a bad day would: what is rare is the oldest, half are waiting, the newest half completed."""
     share = count // 100
     for kind, part in (("running", min(100, share)), ("retrying", share), ("failed", share), ("canceled", share),

@@ -23,7 +23,7 @@ from tests.support import TempDirTestCase
 
 TINY = Sizes(runs=1, drain=100, turns=1, slice=2, enqueuers=2, enqueue_seconds=0.01, backlog=200, bulk=20,
              lines=(10, 20), fixture=200, fan_out=20, samples=1, idle_seconds=0.05, pairs=1, sync_seconds=0.01,
-             soak=200)  # fmt: skip
+             soak=200, far=200)  # fmt: skip
 FEW_LISTS = ((), ("--status", "failed", "--type", "rare"))
 
 
@@ -55,7 +55,7 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual(list(self.results), ["machine", "sizes", "measures"])
         self.assertEqual(list(self.results["machine"]), ["machine", "python", "disk"])
         self.assertEqual(self.results["sizes"], TINY._asdict())
-        self.assertEqual(list(self.results["measures"]), list("12345678"))
+        self.assertEqual(list(self.results["measures"]), list("123456789"))
 
     def test_drain(self) -> None:
         figures = self.take(1, "raw-batch", "- from its launch")
@@ -86,6 +86,10 @@ class MeasureTest(unittest.TestCase):
     def test_look(self) -> None:
         self.take(8, "list", "list --status failed --type rare", "Queue.get", "Queue.stats()", "to find 20 blocked",
                   "index jobs_ready")  # fmt: skip
+
+    def test_far(self) -> None:
+        self.take(9, "the file", "Queue.enqueue", "claim, complete", "enqueue_many", "Queue.list(type='rare'",
+                  "Queue.stats()")  # fmt: skip
 
 
 class ProgramTest(TempDirTestCase):

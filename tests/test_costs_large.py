@@ -11,7 +11,7 @@ import unittest
 from collections.abc import Callable
 from pathlib import Path
 
-from jobqueue import Queue
+from jobqueue import Queue, hints
 from jobqueue.db import Store
 from jobqueue.jobs import new_job
 from tests.bench_files import fill, now_ms
@@ -222,6 +222,9 @@ class IndexTest(CostTestCase):
                 "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
                 "AND tbl_name IN ('jobs', 'dependencies')").fetchall()  # fmt: skip
         self.assertEqual(tested, {name for (name,) in rows})
+
+    def test_index_jobs_kinds(self) -> None:
+        self.assert_needed("jobs_kinds", hints.types)
 
     def test_index_jobs_ready(self) -> None:
         self.assert_needed("jobs_ready", lambda store: store.claim("me", now_ms=now_ms(), lease_ms=9))

@@ -187,7 +187,8 @@ class StatementsTest(StoreTestCase):
     def test_one_transaction_each(self) -> None:
         self.add("a", priority=9)
         self.add("b")
-        job = self.take("a")
+        self.add("child", depends_on=["a"], queue="elsewhere")
+        job, other = self.take("a"), self.take("b")
         for name, operation, expected in (
             ("add", lambda: self.add(), "BEGIN SELECT SELECT INSERT COMMIT"),
             ("add keyed", lambda: self.add("x", idempotency_key="k"), "BEGIN SELECT SELECT SELECT INSERT COMMIT"),
@@ -197,8 +198,10 @@ class StatementsTest(StoreTestCase):
             ("recover", lambda: self.store.recover_expired(now_ms=NOW), "BEGIN SELECT COMMIT"),
             ("extend", lambda: self.store.extend("a", token(job), now_ms=NOW, lease_ms=9),
              "BEGIN SELECT UPDATE COMMIT"),
-            ("complete", lambda: self.store.complete("a", token(job), now_ms=NOW),
+            ("complete a parent", lambda: self.store.complete("a", token(job), now_ms=NOW),
              "BEGIN SELECT UPDATE UPDATE COMMIT"),
+            ("complete", lambda: self.store.complete("b", token(other), now_ms=NOW), "BEGIN SELECT UPDATE COMMIT"),
+            ("has_due", lambda: self.store.has_due(now_ms=NOW), "BEGIN PRAGMA SELECT COMMIT"),
             ("get", lambda: self.store.get("a"), "BEGIN PRAGMA SELECT SELECT COMMIT"),
             ("next_event", lambda: self.store.next_event(["default"]), "BEGIN PRAGMA SELECT SELECT COMMIT"),
             ("has_ready", lambda: self.store.has_ready(["default"]), "BEGIN PRAGMA SELECT COMMIT"),
@@ -211,7 +214,10 @@ class StatementsTest(StoreTestCase):
         self.add_many([{"depends_on": [f"{n}", f"{(n + 1) % 20}"]} for n in range(20)])
         outcomes = [(job.seq, token(job), None) for job in self.claim(limit=20)]
         got = self.statements(lambda: self.store.complete_many(outcomes, now_ms=NOW))
-        self.assertEqual(got, ["BEGIN", *["UPDATE"] * 21, "COMMIT"])
+        self.assertEqual(got, ["BEGIN", *["UPDATE"] * 20, "SELECT", "UPDATE", "COMMIT"])
+        outcomes = [(job.seq, token(job), None) for job in self.claim(limit=20)]
+        got = self.statements(lambda: self.store.complete_many(outcomes, now_ms=NOW))
+        self.assertEqual(got, ["BEGIN", *["UPDATE"] * 20, "SELECT", "COMMIT"])
 
     def test_an_idle_turn_writes_nothing(self) -> None:
         self.add(run_at=NOW + 1)
