@@ -2,7 +2,8 @@
 # Only `make lint` needs something installed (ruff and mypy, for developers).
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check lint lint-ruff lint-mypy bench clean
+SECONDS = 60
+.PHONY: help run test check lint lint-ruff lint-mypy bench simulate torture fuzz mutants clean
 
 # An interpreter counts only if it runs: version managers leave names on PATH that exist and then refuse.
 CANDIDATES := python3.12 python3.13 python3.14 python3.11 python3 python
@@ -24,8 +25,8 @@ MYPY ?= mypy
 endif
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
-	@echo "  PYTHON=/path/to/python3 chooses the interpreter, ARGS=... is passed on to test, run and bench"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo "  PYTHON=/path/to/python3 chooses the interpreter, ARGS=... is passed on to what a target runs"
 
 run: ## queue a few dozen varied jobs in a temporary file, work them off, show the table
 	@"$(PY)" -m tests.demo $(ARGS)
@@ -49,6 +50,18 @@ lint-mypy:
 
 bench: ## measure speed on this machine
 	@"$(PY)" -m tests.bench $(ARGS)
+
+simulate: ## SECONDS=60 of seeded histories of many processes, checked after every step against a model
+	@"$(PY)" -m tests.simulation --seconds $(SECONDS) $(ARGS)
+
+torture: ## SECONDS=60 of real processes that are killed, stopped and continued under load
+	@"$(PY)" -m tests.torture --seconds $(SECONDS) $(ARGS)
+
+fuzz: ## SECONDS=60 of random input through every command and face
+	@"$(PY)" -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+mutants: ## break the package on purpose, a rule at a time; exit 1 if no test notices
+	@"$(PY)" -m tests.mutants $(ARGS)
 
 clean: ## remove what Python, builds and linters left behind
 	find jobqueue tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -32,7 +32,7 @@ from .schema import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     Jobs = list[Job]  # inside the class, `list` is a method
@@ -42,6 +42,7 @@ PAGE = 500
 
 _COLUMNS = ", ".join(f"jobs.{name}" for name in Job.COLUMNS)
 _GET = f"SELECT {_COLUMNS} FROM jobs WHERE id = ?"
+_PAGE = f"""SELECT {_COLUMNS} FROM json_each(?) CROSS JOIN jobs ON seq = json_each.value"""
 _PARENTS = """SELECT job, parent.id FROM dependencies JOIN jobs AS parent ON parent.seq = depends_on
               WHERE job IN (SELECT value FROM json_each(?)) ORDER BY job, depends_on"""
 # Counts come from the partial indexes alone, whatever the rows hold.
@@ -56,7 +57,7 @@ _SHARES = f"""SELECT (SELECT count(*) FROM jobs WHERE {IS_READY} AND run_at <= :
 _NEXT_RUN = f"SELECT min(run_at) FROM jobs WHERE queue = ? AND {IS_SCHEDULED}"
 _NEXT_EXPIRY = f"SELECT min(lease_expires_at) FROM jobs WHERE queue = ? AND {IS_RUNNING}"
 _ANY_READY = f"SELECT EXISTS (SELECT 1 FROM jobs WHERE queue = ? AND {IS_READY})"
-_BLOCKED = f"""
+BLOCKED = f"""
 WITH RECURSIVE blocked(seq) AS (
     SELECT job FROM jobs AS dead JOIN dependencies ON depends_on = dead.seq
     JOIN jobs AS child ON child.seq = job WHERE dead.{IS_DEAD} AND child.status IN {quoted(CLAIMABLE)}
@@ -64,8 +65,9 @@ WITH RECURSIVE blocked(seq) AS (
     SELECT job FROM blocked JOIN dependencies ON depends_on = blocked.seq
     JOIN jobs AS child ON child.seq = job WHERE child.status IN {quoted(CLAIMABLE)})
 """
-_BLOCKED_IDS = _BLOCKED + "SELECT jobs.id FROM blocked JOIN jobs USING (seq) {where} ORDER BY jobs.seq"
-_BLOCKED_COUNT = _BLOCKED + "SELECT count(*) FROM blocked JOIN jobs USING (seq) {where}"
+"""The beginning of a statement that may read `blocked(seq)`; linear in the dead jobs and the blocked ones."""
+_BLOCKED_IDS = BLOCKED + "SELECT jobs.id FROM blocked JOIN jobs USING (seq) {where} ORDER BY jobs.seq"
+_BLOCKED_COUNT = BLOCKED + "SELECT count(*) FROM blocked JOIN jobs USING (seq) {where}"
 _IS_BLOCKED = f"""
 WITH RECURSIVE above(seq) AS (
     SELECT depends_on FROM jobs JOIN dependencies ON job = seq WHERE id = ? AND status IN {quoted(CLAIMABLE)}
@@ -73,6 +75,24 @@ WITH RECURSIVE above(seq) AS (
     SELECT depends_on FROM above JOIN jobs USING (seq) JOIN dependencies ON job = seq
     WHERE {IS_WAITING})
 SELECT EXISTS (SELECT 1 FROM above CROSS JOIN jobs USING (seq) WHERE {IS_DEAD})"""
+
+
+def conditions(status: str | None, others: Mapping[str, object]) -> dict[str, object]:
+    """Return the conditions of a listing with their values: those for a status, and the others that are not None.
+
+    Raises:
+        ValueError: there is no such status.
+    """
+    if status is not None and status not in STATUSES:
+        raise ValueError(f"there is no status {status!r}; the statuses are {', '.join(STATUSES)}")
+    used = {condition: value for condition, value in others.items() if value is not None}
+    if status is not None:  # literally, so that the planner can use the partial indexes
+        used[f"status = '{status}' AND ?"] = 1
+    if status in DEAD:
+        used[f"{IS_DEAD} AND ?"] = 1
+    elif status == RUNNING:  # few, and their index is not in this order
+        used[f"seq IN (SELECT seq FROM jobs WHERE {IS_RUNNING}) AND ?"] = 1
+    return used
 
 
 class Catalogue(Connection):
@@ -96,21 +116,18 @@ class Catalogue(Connection):
         Raises:
             ValueError: there is no such status.
         """
-        if status is not None and status not in STATUSES:
-            raise ValueError(f"there is no status {status!r}; the statuses are {', '.join(STATUSES)}")
-        conditions = {"type = ?": type, "queue = ?": queue, "seq < ?": before_seq}
-        used = {condition: value for condition, value in conditions.items() if value is not None}
-        if status is not None:  # literally, so that the planner can use the partial indexes
-            used[f"status = '{status}' AND ?"] = 1
-        if status in DEAD:
-            used[f"{IS_DEAD} AND ?"] = 1
-        elif status == RUNNING:  # few, and their index is not in this order
-            used[f"seq IN (SELECT seq FROM jobs WHERE {IS_RUNNING}) AND ?"] = 1
+        used = conditions(status, {"type = ?": type, "queue = ?": queue, "seq < ?": before_seq})
         where = " AND ".join(used) or "1"
         with self.snapshot():
             rows = self.sqlite.execute(f"SELECT {_COLUMNS} FROM jobs WHERE {where} ORDER BY seq DESC LIMIT ?",
                                        (*used.values(), -1 if limit is None else limit)).fetchall()
             return self._with_parents(rows)
+
+    def page(self, seqs: Sequence[int]) -> Jobs:
+        """Return the jobs with these seqs, with their dependencies, in that order; those not there are left out."""
+        with self.snapshot():
+            text = "[" + ",".join(map(str, seqs)) + "]"
+            return self._with_parents(self.sqlite.execute(_PAGE, (text,)).fetchall())
 
     def iterate(self, *, status: str | None = None, type: str | None = None, queue: str | None = None,
                 limit: int | None = None) -> Iterator[Job]:

@@ -14,7 +14,6 @@ the SIGTERM handler.  Never touches the database, never starts a job past its de
 from __future__ import annotations
 
 import fcntl
-import json
 import marshal
 import os
 import signal
@@ -27,7 +26,8 @@ import time
 from . import handlers
 from .errors import HandlerLoadError, InvalidJob
 from .handlers import JobContext, Reject, Retry, Stopped
-from .jobs import clean_error, encode_json
+from .jobs import clean_error, encode_json, stored_value
+from .tracebacks import describe, describe_in_full
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ LOADING = 0
 PROGRESS_SECONDS = 0.05
 MAX_LATE_STOPS = 100
 """Stop requests for jobs that ended first stay in the stream; after so many the pool replaces the child."""
-
-_decode = json.JSONDecoder().raw_decode  # stored JSON is compact: no white space to skip
 
 
 class InheritedFd:
@@ -134,15 +132,6 @@ def _flush_quietly() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1 if stream is sys.stdout else 2)
             except OSError:
                 pass
-
-
-def _describe(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # the handler's own __str__ is broken
-        text = "(no text: its __str__ fails)"
-    return clean_error(f"{name}: {text}" if text else name)
 
 
 class _Runner:
@@ -244,7 +233,7 @@ class _Runner:
         except Reject as error:
             kind, value = REJECT, clean_error(error)
         except BaseException as error:  # SystemExit and the like end the attempt, not the child
-            kind, value = ERROR, _describe(error)
+            kind, value = ERROR, describe_in_full(error)
         if os.getpid() != self.pid:
             os._exit(0)  # a copy that the handler forked and that returned: not the one to report
         run_us = int((time.monotonic() - started) * 1e6)
@@ -256,7 +245,10 @@ class _Runner:
         return kind
 
     def _call(self, type: str, payload: str, context: JobContext) -> object:
-        value, _ = _decode(payload)
+        try:
+            value = stored_value(payload)
+        except InvalidJob as error:
+            raise Reject(str(error)) from None
         try:
             self.armed = True
             if self.term or self.asked == self.serial:
@@ -352,7 +344,7 @@ def _encode(value: object) -> tuple[str, str]:
     except InvalidJob as error:
         return ERROR, clean_error(error)
     except BaseException as error:  # a dict of the handler's own making can raise anything
-        return ERROR, clean_error(f"result is not JSON: {_describe(error)}")
+        return ERROR, clean_error(f"result is not JSON: {describe(error)}")
 
 
 def _ignore(signum: int, frame: FrameType | None) -> None:

@@ -43,7 +43,19 @@ COMMANDS = {
     "enqueue": ("enqueue", "queue a job, or many from a file"),
     "worker": ("work", "run jobs"),
     "list": ("see", "show jobs, the newest first"),
-    "retry-failed": ("steer", "give failed jobs a new start"),
+    "show": ("show", "show everything about a job"),
+    "explain": ("show", "tell why a job is not running"),
+    "stats": ("stats", "show how the queue is doing"),
+    "wait": ("wait", "wait until jobs have ended"),
+    "cancel": ("steer", "keep jobs from running"),
+    "retry": ("steer", "give failed or canceled jobs a new start"),
+    "retry-failed": ("steer", "give all failed jobs a new start"),
+    "purge": ("keep", "delete jobs that finished long ago"),
+    "backup": ("keep", "copy the database while it is in use"),
+    "export": ("transfer", "write all jobs as JSON Lines"),
+    "import": ("transfer", "take in what export wrote"),
+    "completion": ("completion", "print a script that completes commands in your shell"),
+    "doctor": ("doctor", "check the database, change nothing"),
 }
 """name -> (module in `commands/`, what it does)"""
 
@@ -116,6 +128,8 @@ def _run(argv: list[str]) -> int:
         options = parser.parse(argv[1:])
     except SystemExit:  # --help has been printed
         return EXIT_DONE
+    if name == "completion":  # it tells of all the others
+        options.commands = {name: (summary, command_parser(name)[0]) for name, (_, summary) in COMMANDS.items()}
     return run(options)
 
 

@@ -22,8 +22,8 @@ import sqlite3
 import threading
 import time
 
-from . import forks, place, schema
-from .errors import DatabaseBusy, DatabaseError, InvalidJob, JobQueueError
+from . import forks, place, refusals, schema
+from .errors import DatabaseBusy, DatabaseDamaged, DatabaseError, InvalidJob, JobQueueError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,10 +38,14 @@ PATIENCE_SECONDS = 10.0
 SMALLEST_PAGE_BYTES = 512
 CHECKPOINT_BYTES = 4_000_000
 CHECKPOINT_PAUSE_SECONDS = 0.25
+WAL_KEPT_BYTES = 32_000_000
+"""A longer log is cut to this when it begins anew.  Not to less: a commit that overwrites old log syncs in
+half the time of one that makes the file grow."""
 _WRITE, _READ = "BEGIN IMMEDIATE", "BEGIN"
 _SQLITE_TIMEOUT_SECONDS = 0.01
-_PRAGMAS = ("synchronous = FULL", "fullfsync = 1", "wal_autocheckpoint = 0", "journal_size_limit = 1000000",
-            "mmap_size = 0", "cache_size = -32000", "trusted_schema = OFF", "cell_size_check = ON")
+_PRAGMAS = ("synchronous = FULL", "fullfsync = 1", "wal_autocheckpoint = 0", "mmap_size = 0",
+            f"journal_size_limit = {WAL_KEPT_BYTES}", "cache_size = -32000", "trusted_schema = OFF",
+            "cell_size_check = ON")
 _inherited: set[tuple[int, int] | None] = set()
 """The files that were inside a transaction when this process was forked."""
 
@@ -57,30 +61,40 @@ class Connection:
         create: make the file (mode 0600) if it is missing, initialise it if it is empty.
         patience_seconds: how long to wait for another process's write lock.
         stop: asked while waiting; when it answers true, the wait ends with `DatabaseBusy`.
+        allow_shared: open it even where every user of the machine could change or swap it.
 
     Raises:
-        DatabaseError: no file, not ours, too new, damaged, on a network mount, SQLite too old.
+        DatabaseError: no file, not ours, too new, damaged, on a network mount, open to every user,
+            SQLite too old.
         DatabaseBusy: another process kept the file locked.
     """
 
+    _any_disk = False
+    """Whether a network mount will do."""
+
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False,
-                 patience_seconds: float = PATIENCE_SECONDS, stop: Callable[[], bool] | None = None) -> None:
+                 patience_seconds: float = PATIENCE_SECONDS, stop: Callable[[], bool] | None = None,
+                 allow_shared: bool = False) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise DatabaseError(f"jobqueue needs SQLite 3.38 or newer; this Python has {sqlite3.sqlite_version}")
         self.shown_path = os.fspath(path)
-        self.path = place.resolve(self.shown_path)
+        self.path = place.resolve(self.shown_path, any_disk=self._any_disk)
+        if not allow_shared:
+            place.refuse_shared(self.shown_path, self.path)
         self.patience_seconds = patience_seconds
         self.stop = stop
         self.commits = 0
         """Transactions that this connection has committed: what `data_version` does not show."""
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._depth = 0
+        self._owner = 0
+        """The thread that is inside a transaction or snapshot, 0 if none is."""
         self._guard: sqlite3.Connection | None = None
         self._last_checkpoint = 0.0
         self._changes: int | None = None
         """`total_changes` when the write transaction began; None in a snapshot."""
         self._sqlite: sqlite3.Connection | None = None
+        self._joined = Joined(self)
         self.created = False
         """Whether this object has written the tables."""
         with forks.opening:
@@ -123,6 +137,10 @@ class Connection:
                 raise DatabaseError(f"{self.shown_path} is not a SQLite database, so it was left alone; "
                                     "choose another path")
             return True
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_READONLY_ROLLBACK and place.leads_back_to_blank(self.path):
+                return True  # its maker was killed; opened for writing, SQLite undoes what was begun
+            raise
         finally:
             connection.close()
 
@@ -133,12 +151,16 @@ class Connection:
         no locks, and its end would drop those of another connection of this process to the file: there
         is none, as that would have made a -wal, and other threads wait for `forks.opening`.
         """
+        written_at = place.written_at(self.path)
         connection = self._connect("ro&immutable=1")
         try:
             if not schema.is_blank(connection):
                 schema.check_ours(connection, self.shown_path)
-        except sqlite3.Error:
-            pass  # a text file, or one that is just being written: the next look tells
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            found = self._explained(error)
+            if isinstance(found, DatabaseDamaged) and written_at == place.written_at(self.path):
+                raise found from error
+            # One that is just being written: the next look tells.
         finally:
             connection.close()
 
@@ -209,7 +231,7 @@ class Connection:
         """
         connections = [connection for connection in (self._guard, self._sqlite) if connection is not None]
         self._guard = self._sqlite = None
-        if held and self._depth == 0:
+        if held and self._owner == 0:
             for connection in connections:
                 connection.close()
         else:
@@ -234,23 +256,30 @@ class Connection:
         Raises:
             DatabaseError: closed, or opened by the process that this one was forked from.
         """
-        if os.getpid() != self._pid:
-            raise DatabaseError(f"{self.shown_path} was opened by process {self._pid} before a fork; "
+        connection = self._sqlite
+        if connection is None:  # a fork takes it from the child, see `disown`
+            raise DatabaseError(f"{self.shown_path} is closed" if os.getpid() == self._pid else
+                                f"{self.shown_path} was opened by process {self._pid} before a fork; "
                                 "open it again in this one")
-        if self._sqlite is None:
-            raise DatabaseError(f"{self.shown_path} is closed")
-        return self._sqlite
+        return connection
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> Transaction | Joined:
         """Return a context manager: a write transaction, committed at its end, rolled back on an exception.
 
         Inside another one of the same thread it joins that one.
-        """
-        return Transaction(self, _WRITE)
 
-    def snapshot(self) -> Transaction:
+        Raises:
+            JobQueueError: inside a snapshot.
+        """
+        if self._owner != threading.get_ident():
+            return Transaction(self, _WRITE)
+        if self._changes is None:
+            raise JobQueueError("a snapshot cannot become a write transaction: begin that first")
+        return self._joined
+
+    def snapshot(self) -> Transaction | Joined:
         """Return a context manager in which all reads see one state of the file."""
-        return Transaction(self, _READ)
+        return self._joined if self._owner == threading.get_ident() else Transaction(self, _READ)
 
     def data_version(self) -> tuple[int, int]:
         """Return a value that changes with every commit, whoever made it; a hint to look, never a proof."""
@@ -271,25 +300,22 @@ class Connection:
         if not self._lock.acquire(timeout=self.patience_seconds + 1):
             raise DatabaseBusy(f"{self.shown_path} is in use by another thread; try again")
         try:
-            if self._depth == 0:
-                self._patiently(lambda: connection.execute(statement))
-                if statement == _READ:  # only a look takes the snapshot, and it may find the file locked, too
-                    self._patiently(lambda: connection.execute("PRAGMA schema_version").fetchall())
-                self._changes = connection.total_changes if statement == _WRITE else None
-            elif statement == _WRITE and self._changes is None:
-                raise JobQueueError("a snapshot cannot become a write transaction: begin that first")
-            self._depth += 1
+            if connection.in_transaction:  # the last one could not even be rolled back
+                self._patiently(lambda: connection.execute("ROLLBACK"))
+            self._patiently(lambda: connection.execute(statement))
+            if statement == _READ:  # only a look takes the snapshot, and it may find the file locked, too
+                self._patiently(lambda: connection.execute("PRAGMA schema_version").fetchall())
+            self._changes = connection.total_changes if statement == _WRITE else None
+            self._owner = threading.get_ident()
         except BaseException:
-            if self._depth == 0 and connection.in_transaction:
-                connection.execute("ROLLBACK")
+            _roll_back(connection)
             self._lock.release()
             raise
 
     def _end(self, error: BaseException | None) -> None:
         try:
-            self._depth -= 1
-            if self._depth == 0:
-                self._finish(error)
+            self._owner = 0
+            self._finish(error)
         finally:
             self._lock.release()
 
@@ -303,9 +329,8 @@ class Connection:
             failure = refused
             raise self._explained(refused) from refused
         finally:
-            if connection.in_transaction:  # SQLite has often rolled back already, after a full disk, say
-                connection.execute("ROLLBACK")
-            if failure is not None and _code(failure) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            _roll_back(connection)
+            if failure is not None and refusals.code(failure) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 self._checkpoint(0)  # what cannot grow may do with room that it has: the log begins anew
         if error is None and self._changes not in (None, connection.total_changes):
             self.commits += 1
@@ -313,34 +338,37 @@ class Connection:
 
     def _patiently(self, action: Callable[[], Result]) -> Result:
         """Run `action` again while the file is locked, at most for `patience_seconds`."""
-        deadline = time.monotonic() + self.patience_seconds
+        deadline: float | None = None
         while True:
             try:
                 return action()
+            except UnicodeDecodeError as error:
+                raise self._explained(error) from error
             except sqlite3.Error as error:
+                deadline = deadline or time.monotonic() + self.patience_seconds
                 stopped = self.stop is not None and self.stop()
-                if not _is_busy(error) or stopped or time.monotonic() >= deadline:
+                if not refusals.is_busy(error) or stopped or time.monotonic() >= deadline:
                     raise self._explained(error) from error
             time.sleep(0.0003 + time.perf_counter_ns() % 1_700 / 1_000_000)  # jitter, so that nobody starves
 
-    def _explained(self, error: sqlite3.Error) -> DatabaseError:
-        """Return our error for one of SQLite's."""
-        kind = _code(error)
-        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return DatabaseBusy(f"{self.shown_path} stayed locked by another process for "
-                                f"{self.patience_seconds:g} seconds; try again")
-        what = {
-            sqlite3.SQLITE_NOTADB: "is not a SQLite database, so it was left alone; choose another path",
-            sqlite3.SQLITE_CORRUPT: "is damaged; restore a backup",
-            sqlite3.SQLITE_FULL: "cannot grow: the disk is full; make room and try again",
-            sqlite3.SQLITE_READONLY: "cannot be written: check the permissions of the file and its directory",
-            sqlite3.SQLITE_PERM: "cannot be opened: check its permissions",
-            sqlite3.SQLITE_CANTOPEN: "cannot be opened: check the permissions of the file and its directory",
-            sqlite3.SQLITE_IOERR: "cannot be read or written: check the disk",
-        }.get(kind, "does not answer as expected")
-        return DatabaseError(f"{self.shown_path} {what} (SQLite says: {error})")
+    def _translate(self, error: BaseException) -> None:
+        """Raise our error for one of SQLite's, or for a value that SQLite cannot take."""
+        if isinstance(error, (sqlite3.Error, UnicodeDecodeError)):
+            raise self._explained(error) from error
+        if isinstance(error, OverflowError):
+            raise InvalidJob(f"a number is too large to be stored: {error}") from None
+        if isinstance(error, UnicodeEncodeError):
+            raise InvalidJob(f"{error.object!a} holds a lone surrogate, which is no Unicode text") from None
+
+    def _explained(self, error: sqlite3.Error | UnicodeDecodeError) -> DatabaseError:
+        return refusals.explained(error, self.shown_path, self.patience_seconds)
 
     # -- checkpoints -------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Move the whole WAL into the file now, so that it is cut to its size, unless somebody is in the way."""
+        self._last_checkpoint = 0.0
+        self._checkpoint(0)
 
     def _checkpoint(self, least_bytes: int | None = None) -> None:
         """Move the WAL's pages into the file once there are many, with the write lock held elsewhere."""
@@ -354,14 +382,29 @@ class Connection:
                 self._guard = self._connect("rw")
                 self._guard.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
             self._guard.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error:
-            return  # somebody is writing: the next commit tries again, nothing is lost by waiting
-        try:
             self.sqlite.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        except sqlite3.Error:
-            self._last_checkpoint = now + 1  # a full disk, say: the commit is safe, try again later
-        finally:
-            self._guard.execute("ROLLBACK")
+        except (sqlite3.Error, DatabaseError) as error:  # what is committed is safe: later commits try again
+            if refusals.code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                self._last_checkpoint = now + 1  # a full disk, say, or no file descriptor left
+        if self._guard is not None and not _roll_back(self._guard):
+            self._guard.close()  # it must not keep the write lock
+            self._guard = None
+
+
+class Joined:
+    """A transaction inside another one, which begins and ends for both: it only explains errors."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._connection._translate(error)
 
 
 class Transaction:
@@ -378,18 +421,15 @@ class Transaction:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         self._connection._end(error)
-        if isinstance(error, sqlite3.Error):
-            raise self._connection._explained(error) from error
-        if isinstance(error, OverflowError):
-            raise InvalidJob(f"a number is too large to be stored: {error}") from None
-        if isinstance(error, UnicodeEncodeError):
-            raise InvalidJob(f"{error.object!a} holds a lone surrogate, which is no Unicode text") from None
+        if error is not None:
+            self._connection._translate(error)
 
 
-def _code(error: BaseException) -> int:
-    """Return SQLite's primary result code of an error, 0 if it has none."""
-    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-
-
-def _is_busy(error: sqlite3.Error) -> bool:
-    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+def _roll_back(connection: sqlite3.Connection) -> bool:
+    """End a transaction that SQLite has not ended itself, as after a full disk; return whether none is left."""
+    if connection.in_transaction:
+        try:
+            connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # the error that led here is the one to tell
+    return not connection.in_transaction

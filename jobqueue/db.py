@@ -20,11 +20,14 @@ one commit:
 
 from __future__ import annotations
 
-from .batch import Batch
 from .catalogue import Catalogue
 from .intake import Intake
 from .leases import Leases
 from .roster import Roster
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .batch import Batch
 
 
 class Store(Intake, Leases, Catalogue, Roster):
@@ -37,4 +40,6 @@ class Store(Intake, Leases, Catalogue, Roster):
 
     def batch(self) -> Batch:
         """Return an empty batch, to be used in a `with` statement."""
+        from .batch import Batch  # a single enqueue does without
+
         return Batch(self)

@@ -66,5 +66,13 @@ class DatabaseError(JobQueueError):
     """
 
 
+class DatabaseDamaged(DatabaseError):
+    """What is in the file makes no sense; trying again will not help."""
+
+
+class DatabaseReadOnly(DatabaseError):
+    """This process may not write the file, its log or their directory."""
+
+
 class DatabaseBusy(DatabaseError):
     """Another process kept the write lock for longer than the caller was ready to wait."""

@@ -34,8 +34,10 @@ class Intake(Connection):
     """The part of the engine that stores new jobs; see `Store`."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False,
-                 patience_seconds: float = PATIENCE_SECONDS, stop: Callable[[], bool] | None = None) -> None:
-        super().__init__(path, create=create, patience_seconds=patience_seconds, stop=stop)
+                 patience_seconds: float = PATIENCE_SECONDS, stop: Callable[[], bool] | None = None,
+                 allow_shared: bool = False) -> None:
+        super().__init__(path, create=create, patience_seconds=patience_seconds, stop=stop,
+                         allow_shared=allow_shared)
         self.batch_lock = threading.Lock()
         """Held by the one `Batch` that is being filled."""
         self.batch_thread: int | None = None

@@ -36,6 +36,8 @@ MAX_INTEGER = 2**63 - 1
 MAX_ERROR_LENGTH = 4_000
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_INFINITY = float("inf")
+_NO_BRACKETS = r"[^\[\]{}]+"  # text, as `re` compiles it when it is first used
 _JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _LONG_INTEGER = re.compile("(?<![0-9])[0-9]{4301}")  # no Python reads more, unless told to
 _encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -103,17 +105,48 @@ def _reject_constant(name: str) -> None:
 _decode = json.JSONDecoder(parse_constant=_reject_constant).decode
 
 
+def stored_value(text: str, what: str = "payload") -> Any:
+    """Return the value of JSON text from a file.
+
+    Raises:
+        InvalidJob: it breaks a rule, as only another program can have brought about (see `producers`).
+    """
+    try:
+        if len(text) > 2 * MAX_JSON_DEPTH and _too_deep(text, MAX_JSON_DEPTH):
+            raise InvalidJob(f"{what} is nested more than {MAX_JSON_DEPTH} deep")
+        value, _ = _decode_stored(text)  # there is no white space to skip
+        if "\\u" in text:
+            _encode(value).encode()
+    except UnicodeEncodeError:
+        raise InvalidJob(f"{what} holds a lone surrogate, which is no Unicode text") from None
+    except ValueError as error:
+        raise error if isinstance(error, InvalidJob) else InvalidJob(f"{what} is not JSON: {error}") from None
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (_INFINITY, -_INFINITY):
+        raise ValueError(f"{text if len(text) < 30 else text[:30] + '...'} is too large a number")
+    return value
+
+
+_decode_stored = json.JSONDecoder(parse_float=_finite, parse_constant=_reject_constant).raw_decode
+
+
 def _too_deep(text: str, limit: int) -> bool:
     if text.count("[") + text.count("{") <= limit:
         return False
+    brackets = left = re.sub(_NO_BRACKETS, "", _JSON_STRING.sub("", text)).replace("{", "[").replace("}", "]")
+    for _ in range(limit):
+        left = left.replace("[]", "")  # the innermost level
+    if not left:
+        return False
     depth = 0
-    for character in _JSON_STRING.sub("", text):
-        if character in "[{":
-            depth += 1
-            if depth > limit:
-                return True
-        elif character in "]}":
-            depth -= 1
+    for character in brackets:  # too deep, or no JSON at all
+        depth += 1 if character == "[" else -1
+        if depth > limit:
+            return True
     return False
 
 
@@ -405,8 +438,25 @@ class Job:
 
     @property
     def payload(self) -> Any:
-        """The payload as a JSON value; parsed anew by each look, so nobody can change it."""
-        return json.loads(self.payload_json)
+        """The payload as a JSON value; parsed anew by each look, so nobody can change it.
+
+        Raises:
+            InvalidJob: a program that queued it by SQL broke a rule that SQL cannot check.
+        """
+        return stored_value(self.payload_json)
+
+    def payload_fault(self) -> str | None:
+        """Return which rule the payload breaks, None if it breaks none."""
+        try:
+            stored_value(self.payload_json)
+        except InvalidJob as error:
+            return str(error)
+        return None
+
+    @property
+    def shown_payload(self) -> Any:
+        """The payload to be looked at: its value, or its text if that breaks a rule."""
+        return self.payload if self.payload_fault() is None else self.payload_json
 
     @property
     def result(self) -> Any:
@@ -416,7 +466,7 @@ class Job:
     def as_dict(self) -> dict[str, Any]:
         """Return the job as `--json` shows it: stable names, RFC 3339 times, durations in seconds."""
         return {
-            "id": self.id, "queue": self.queue, "type": self.type, "payload": self.payload,
+            "id": self.id, "queue": self.queue, "type": self.type, "payload": self.shown_payload,
             "priority": self.priority, "created_at": format_time(self.created_at),
             "run_at": format_time(self.run_at), "status": self.status, "attempts": self.attempts,
             "max_attempts": self.max_attempts, "idempotency_key": self.idempotency_key,

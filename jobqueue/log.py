@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from .lifecycle import COMPLETED, FAILED
-from .text import escape
+from .text import escape, escape_json, headline
 from .times import format_time
 
 TYPE_CHECKING = False
@@ -58,8 +58,9 @@ class Log:
         if self._json:
             about = {} if job is None else {"job_id": job.id, "type": job.type, "attempt": job.attempts,
                                             "trace": job.trace}
-            self._lines.append(json.dumps({"time": self._time, "level": LEVELS[level], "event": event,
-                                           "worker": self._worker, **about, **fields, "message": message}) + "\n")
+            line = json.dumps({"time": self._time, "level": LEVELS[level], "event": event, "worker": self._worker,
+                               **about, **fields, "message": message})
+            self._lines.append(escape_json(line) + "\n")
         else:
             about_text = "" if job is None else (
                 f" job {job.id} ({job.type}), attempt {job.attempts}/{job.max_attempts}:")
@@ -112,6 +113,10 @@ class Log:
         self._add(_WARNING, "wal large", None, f"the write-ahead log has grown to {size / 1e6:.0f} MB: some "
                   "program keeps a read transaction open", bytes=size)
 
+    def purged(self, count: int) -> None:
+        """A purge has ended that deleted something."""
+        self._add(_INFO, "purged", None, f"deleted {count:,} jobs that finished long ago", count=count)
+
     def child_failed(self, error: str) -> None:
         """A replacement child did not come up."""
         self._add(_ERROR, "child failed", None, f"a child process did not start: {error}; trying again")
@@ -131,9 +136,9 @@ class Log:
     def attempt_failed(self, job: Job, status: str, error: str) -> None:
         """running -> retrying or failed."""
         if status == FAILED:
-            self._add(_ERROR, FAILED, job, f"failed for good: {error}", error=error)
+            self._add(_ERROR, FAILED, job, f"failed for good: {headline(error)}", error=error)
         else:
-            self._add(_WARNING, "attempt failed", job, f"failed, will be retried: {error}", error=error)
+            self._add(_WARNING, "attempt failed", job, f"failed, will be retried: {headline(error)}", error=error)
 
     def released(self, job: Job) -> None:
         """running -> pending, the attempt returned."""

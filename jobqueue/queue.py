@@ -1,18 +1,25 @@
 """`Queue`: the engine with a clock and in the units people use.
 
-Adds to `Store` the wall clock, seconds, JSON values and waiting; no rule and no
-transition lives here.
+Adds to `Store` the wall clock, seconds and JSON values; no rule and no transition lives
+here.  What people look at and steer is in `oversight`, its other half.
 """
 
 from __future__ import annotations
 
-import time
-
 from .db import Store
-from .errors import InvalidJob, UnknownJobError
-from .jobs import DEFAULT_QUEUE, check_integer, check_name, duration_ms, encode_json, new_job, new_job_from
+from .errors import InvalidJob
+from .jobs import (
+    DEFAULT_QUEUE,
+    check_integer,
+    check_name,
+    duration_ms,
+    encode_json,
+    new_job,
+    new_job_from,
+)
 from .leases import RECOVER_CHUNK
-from .lifecycle import DEFAULT_MAX_ATTEMPTS, FAILED, FINISHED
+from .lifecycle import DEFAULT_MAX_ATTEMPTS
+from .oversight import Oversight
 from .shared_commit import SharedCommit
 from .times import now_ms
 
@@ -28,15 +35,8 @@ if TYPE_CHECKING:
     Jobs = list[Job]  # inside the class, `list` is a method
     Ids = list[str]
 
-LOOK_SECONDS = 0.004
-"""How often `wait` looks for commits of others; one look costs about 3 us."""
-LONG_HOLD_MS = 100
-"""When a batch holds the write lock for longer than this, workers get the time back on their leases."""
-MAX_HOLD_MS = 600_000
-"""No batch takes so long: the clock has jumped."""
 
-
-class Queue:
+class Queue(Oversight):
     """A job queue in one SQLite file.
 
     A context manager.  One object may be used by many threads, and a file by any number of
@@ -49,12 +49,13 @@ class Queue:
         create: make it if it is missing; False: a missing file is a `DatabaseError`.
         clock: returns milliseconds since the Unix epoch; None: the wall clock.
         patience_seconds: how long a call waits for the write lock.
+        allow_shared: use the file even if every user of the machine could change or replace it.
     """
 
     def __init__(self, path: str | os.PathLike[str], create: bool = False, clock: Callable[[], int] | None = None,
-                 patience_seconds: float = 10.0) -> None:
+                 patience_seconds: float = 10.0, allow_shared: bool = False) -> None:
         self._clock = clock or now_ms
-        self._store = Store(path, create=create, patience_seconds=patience_seconds)
+        self._store = Store(path, create=create, patience_seconds=patience_seconds, allow_shared=allow_shared)
         self._shared = SharedCommit(self._store, self._clock)
 
     def __enter__(self) -> Queue:
@@ -129,12 +130,7 @@ class Queue:
         with self._store.batch() as batch:
             batch.extend(jobs)
             batch.check()
-            with self._store.transaction():
-                begun = self._clock()
-                batch.store(now_ms=begun)
-                held_ms = self._clock() - begun
-                if LONG_HOLD_MS < held_ms < MAX_HOLD_MS:  # no heartbeat can have come through
-                    self._store.prolong_for_workers(now_ms=begun, by_ms=2 * held_ms)  # the commit takes long too
+            self._in_one_go(lambda now_ms: batch.store(now_ms=now_ms))
             yield from batch.ids()
 
     # -- working -------------------------------------------------------------------------
@@ -163,10 +159,16 @@ class Queue:
                 now = self._clock()
                 if task is not None:
                     task._settle(self._store, now)
-                recovered = self._store.recover_expired(now_ms=now, queues=queues)
-                if not self._store.promote(now_ms=now, queues=queues) and len(recovered) < RECOVER_CHUNK:
+                if not self._store.has_due(now_ms=now, queues=queues) or not self._recover(now, queues):
                     return self._store.claim(worker_id, now_ms=now, lease_ms=lease_ms, limit=limit, queues=queues)
             task = None
+
+    def _recover(self, now_ms: int, queues: Sequence[str]) -> bool:
+        """Make claimable what has expired or come due, so much as one transaction should; return whether
+        more may be left."""
+        self._store.pull_back(now_ms=now_ms, queues=queues)
+        recovered = self._store.recover_expired(now_ms=now_ms, queues=queues)
+        return self._store.promote(now_ms=now_ms, queues=queues) or len(recovered) >= RECOVER_CHUNK
 
     def work(self, worker_id: str, lease_seconds: float = 30,
              queues: Sequence[str] = (DEFAULT_QUEUE,)) -> Iterator[Task]:
@@ -237,96 +239,12 @@ class Queue:
         total = 0
         while True:
             with self._store.transaction():
-                found = len(self._store.recover_expired(now_ms=self._clock(), queues=queues))
+                now = self._clock()
+                self._store.pull_back(now_ms=now, queues=queues)
+                found = len(self._store.recover_expired(now_ms=now, queues=queues))
             total += found
             if found < RECOVER_CHUNK:
                 return total
-
-    # -- looking -------------------------------------------------------------------------
-
-    def get(self, id: str) -> Job | None:
-        """Return a job as it is now, None if there is none."""
-        return self._store.get(id)
-
-    def list(self, status: str | None = None, type: str | None = None, limit: int | None = None,
-             queue: str | None = None) -> Jobs:
-        """Return jobs, newest first; None: of any status, type, queue, and without a limit.
-
-        Raises:
-            ValueError: there is no such status.
-        """
-        return list(self.iterate(status, type, limit, queue))
-
-    def iterate(self, status: str | None = None, type: str | None = None, limit: int | None = None,
-                queue: str | None = None) -> Iterator[Job]:
-        """Yield what `list` returns, page by page, so that memory stays flat."""
-        return self._store.iterate(status=status, type=type, queue=queue, limit=limit)
-
-    def stats(self, queue: str | None = None) -> dict[str, int]:
-        """Return how many jobs have each status, and how many of the waiting ones are
-        `ready`, `scheduled`, `waiting` (for dependencies) or `blocked`; None: in the whole file."""
-        with self._store.snapshot():
-            return {**self._store.counts(queue), **self._store.shares(queue, now_ms=self._clock())}
-
-    def wait(self, id: str, timeout: float | None = None) -> Job:
-        """Return a job once it is finished, in whatever way.
-
-        Args:
-            timeout: seconds; None: wait for ever.
-
-        Raises:
-            TimeoutError: it was not finished in time.
-            UnknownJobError: there is no such job.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            version = self._store.data_version()
-            job = self.get(id)
-            if job is None:
-                raise UnknownJobError(id)
-            if job.status in FINISHED:
-                return job
-            while self._store.data_version() == version:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"job {id!r} was still {job.status} after {timeout:g} seconds")
-                time.sleep(LOOK_SECONDS)
-
-    # -- steering ------------------------------------------------------------------------
-
-    def cancel(self, id: str) -> bool:
-        """Cancel a job that is not finished; a running one loses its lease.  False if it is finished."""
-        with self._store.transaction():
-            return self._store.cancel(id, now_ms=self._clock())
-
-    def retry(self, id: str) -> bool:
-        """Give a failed or canceled job a new budget of attempts; False if it is neither."""
-        with self._store.transaction():
-            return self._store.retry(id, now_ms=self._clock())
-
-    def retry_failed(self, type: str | None = None, id: str | None = None, dry_run: bool = False) -> int:
-        """Give all failed jobs a new budget, or only those of a type, or one; return how many.
-
-        Args:
-            dry_run: only count them.
-
-        Raises:
-            UnknownJobError: `id` names no job.
-        """
-        if id is not None:
-            job = self.get(id)
-            if job is None:
-                raise UnknownJobError(id)
-            chosen = job.status == FAILED and type in (None, job.type)
-            return int(chosen and (dry_run or self.retry(id)))
-        if dry_run:
-            return sum(1 for _ in self.iterate(FAILED, type))
-        total, last = 0, 0
-        while True:
-            with self._store.transaction():
-                count, last = self._store.retry_failed(now_ms=self._clock(), type=type, after_seq=last)
-            if count == 0:
-                return total
-            total += count
 
 
 class Task:

@@ -1,4 +1,4 @@
-"""How jobs look: tables for people, JSON lines for programs, time spans, widths, colour.
+"""How jobs look: tables for people, JSON lines for programs, widths, colour.
 
 Everything that a job brings along (ids, errors, types) passes through `text.escape` on its way
 to a terminal, and through `json_line` on its way to a program, so that no control
@@ -17,11 +17,12 @@ from itertools import islice
 
 from .jobs import DEFAULT_QUEUE
 from .lifecycle import CANCELED, COMPLETED, FAILED, PENDING, RETRYING, RUNNING
-from .text import UNSAFE, escape
+from .text import escape, escape_json
+from .times import relative, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TextIO
 
     from .jobs import Job
@@ -69,38 +70,14 @@ def cut(text: str, width: int) -> str:
     return "".join(kept) + ELLIPSIS
 
 
-# -- time -----------------------------------------------------------------------------
-
-def span(ms: int) -> str:
-    """Return a length of time as people say it: `250 ms`, `1.2 s`, `45 s`, `4 min`, `7 h`, `3 d`; cut down."""
-    if ms < 1_000:
-        return f"{ms} ms"
-    if ms < 10_000:
-        return f"{ms // 100 / 10:g} s"
-    for unit, unit_ms, limit in (("s", 1_000, 60), ("min", 60_000, 60), ("h", 3_600_000, 48)):
-        if ms < limit * unit_ms:
-            return f"{ms // unit_ms} {unit}"
-    return f"{ms // 86_400_000:,} d"
-
-
-def relative(then_ms: int, now_ms: int) -> str:
-    """Return a moment as seen from now: `in 4 min`, `3 h ago`, `now` within a second."""
-    distance = then_ms - now_ms
-    if abs(distance) < 1_000:
-        return "now"
-    return f"in {span(distance)}" if distance > 0 else f"{span(-distance)} ago"
-
-
 # -- JSON -----------------------------------------------------------------------------
 
-def json_line(value: Mapping[str, object], ascii_only: bool = False) -> str:
+def json_line(value: object, ascii_only: bool = False) -> str:
     """Return a value as one line of JSON in which unsafe characters are escaped.
 
     `ascii_only` escapes all that is not ASCII, for a stdout that is not UTF-8.
     """
-    text = json.dumps(value, ensure_ascii=ascii_only, separators=(", ", ": "))
-    # All that is left to escape can only stand inside a JSON string.
-    return UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text)
+    return escape_json(json.dumps(value, ensure_ascii=ascii_only, separators=(", ", ": ")))
 
 
 # -- the stream -----------------------------------------------------------------------
@@ -121,6 +98,15 @@ def terminal_width(stream: TextIO, environ: Mapping[str, str]) -> int | None:
 def use_colour(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Say whether colour is welcome: on a terminal that is not dumb, unless `NO_COLOR` is set."""
     return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Return whether a stream's encoding has the characters of a tree."""
+    try:
+        "│├└─".encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 # -- tables ---------------------------------------------------------------------------
@@ -198,46 +184,92 @@ def _line(
     return GAP.join(parts).rstrip()
 
 
+def coloured(status: str, colour: bool = True) -> str:
+    """Return a status in its colour."""
+    return f"\x1b[{_COLOURS[status]}m{status}\x1b[0m" if colour and status in _COLOURS else status
+
+
 def jobs_table(
     jobs: Iterable[Job], now_ms: int, width: int | None = None, colour: bool = False,
+    columns: Sequence[str] | None = None, blocked_among: Callable[[Sequence[Job]], set[int]] | None = None,
 ) -> Iterator[str]:
     """Yield the lines of the table that `list` shows; times are relative to `now_ms`.
 
-    `width` and `colour` as in `table`.  The queue is a column only if one of the first
-    thousand jobs is not in the default one.
+    Args:
+        width, colour: as in `table`.
+        columns: names out of `COLUMNS`; None: the usual ones, with the queue only if one of the first
+            thousand jobs is not in the default one.
+        blocked_among: tells the `seq` of those jobs of a list that are blocked; None: nobody knows.
     """
     iterator = iter(jobs)
     first = list(islice(iterator, ROWS_MEASURED))
-    with_queue = any(job.queue != DEFAULT_QUEUE for job in first)
-    columns = [
-        Column("ID", shrinks=True),
-        *([Column("QUEUE", shrinks=True)] if with_queue else []),
-        Column("TYPE", shrinks=True),
-        Column("STATUS", colours=_COLOURS),
-        Column("PRIO", right=True),
-        Column("TRIES", right=True),
-        Column("CREATED"),
-        Column("DETAIL", shrinks=True),
-    ]
-    rows = (
-        (job.id, *((job.queue,) if with_queue else ()), job.type, job.status, str(job.priority),
-         f"{job.attempts}/{job.max_attempts}", relative(job.created_at, now_ms), detail(job, now_ms))
-        for part in (first, iterator) for job in part
-    )
-    return table(columns, rows, width, colour)
+    if columns is None:
+        with_queue = any(job.queue != DEFAULT_QUEUE for job in first)
+        columns = [name for name in USUAL_COLUMNS if name != "queue" or with_queue]
+
+    def rows() -> Iterator[list[str]]:
+        block = first
+        while block:
+            blocked = blocked_among(block) if blocked_among is not None and "detail" in columns else ()
+            for job in block:
+                yield [detail(job, now_ms, job.seq in blocked) if name == "detail" else cell(job, name, now_ms)
+                       for name in columns]
+            block = list(islice(iterator, ROWS_MEASURED))
+
+    return table([_column(name, name == columns[-1]) for name in columns], rows(), width, colour)
 
 
-def detail(job: Job, now_ms: int) -> str:
+COLUMNS = (
+    "id", "queue", "type", "payload", "priority", "created_at", "run_at", "status", "attempts", "max_attempts",
+    "idempotency_key", "last_error", "lease_owner", "lease_expires_at", "started_at", "finished_at", "result",
+    "depends_on", "timeout_seconds", "progress", "trace", "detail",
+)
+"""What a list can show: the names of `--json`, and what matters most about a job in its status."""
+USUAL_COLUMNS = ("id", "queue", "type", "status", "priority", "attempts", "created_at", "detail")
+_TITLES = {"priority": "PRIO", "attempts": "TRIES"}
+_MOMENTS = frozenset(name for name in COLUMNS if name.endswith("_at"))
+_RIGHT = frozenset(("priority", "attempts", "max_attempts", "timeout_seconds", "progress"))
+_WHOLE = _MOMENTS | _RIGHT | {"status"}
+
+
+def _column(name: str, is_last: bool) -> Column:
+    title = _TITLES.get(name) or name.removesuffix("_at").upper().replace("_", " ")
+    return Column(title, right=name in _RIGHT, shrinks=is_last or name not in _WHOLE,
+                  colours=_COLOURS if name == "status" else None)
+
+
+def cell(job: Job, name: str, now_ms: int) -> str:
+    """Return one field of a job, by its name in `--json`, as a table shows it; unescaped."""
+    if name == "attempts":
+        return f"{job.attempts}/{job.max_attempts}"
+    if name in ("payload", "result"):
+        return getattr(job, f"{name}_json") or ""
+    if name == "depends_on":
+        return ", ".join(job.depends_on or ())
+    if name == "timeout_seconds":
+        return "" if job.timeout_ms is None else f"{job.timeout_ms / 1_000:g}"
+    value = getattr(job, name)
+    if value is None:
+        return ""
+    if name in _MOMENTS:
+        return relative(value, now_ms)
+    if name == "last_error":
+        return str(value).partition("\n")[0]
+    return f"{value:.0%}" if name == "progress" else str(value)
+
+
+def detail(job: Job, now_ms: int, blocked: bool = False) -> str:
     """Return what matters most about a job in its status: why it waits, how it goes, what went wrong."""
     if job.status == RUNNING:
         return _running(job, now_ms)
     if job.status == COMPLETED and job.started_at is not None and job.finished_at is not None:
         return f"took {span(max(0, job.finished_at - job.started_at))}"
+    error = (job.last_error or "").partition("\n")[0]
     if job.status not in (PENDING, RETRYING):
-        return job.last_error or ""
+        return error
     due = f"due {relative(job.run_at, now_ms)}" if job.run_at > now_ms else ""
     waits = f"waits for {job.unmet:,} job{'s' if job.unmet > 1 else ''}" if job.unmet else ""
-    return ", ".join(filter(None, (due, waits, job.last_error)))
+    return ", ".join(filter(None, ("blocked" if blocked else "", due, waits, error)))
 
 
 def _running(job: Job, now_ms: int) -> str:

@@ -77,13 +77,14 @@ class JobScheduler:
         path: the file; made if it is missing.
         queue: the lane of the file that holds the jobs; claims, recovery and counts stay inside it.
         patience_seconds: the busy timeout: how long a call waits for the write lock.
+        allow_shared: use the file even if every user of the machine could change or replace it.
     """
 
     def __init__(self, path: str | os.PathLike[str], queue: str = DEFAULT_QUEUE,
-                 patience_seconds: float = 10.0) -> None:
+                 patience_seconds: float = 10.0, allow_shared: bool = False) -> None:
         self.queue = check_name(queue, "queue")
         self._queues = (self.queue,)
-        self._store = Store(path, create=True, patience_seconds=patience_seconds)
+        self._store = Store(path, create=True, patience_seconds=patience_seconds, allow_shared=allow_shared)
 
     def __enter__(self) -> JobScheduler:
         return self
@@ -159,7 +160,11 @@ class JobScheduler:
             with self._store.transaction():
                 if self._store.promote(now_ms=now_ms, queues=self._queues):
                     continue  # more have come due than one transaction should move
-                for job in self._store.claim(worker_id, now_ms=now_ms, lease_ms=lease_ms, queues=self._queues):
+                while jobs := self._store.claim(worker_id, now_ms=now_ms, lease_ms=lease_ms, queues=self._queues):
+                    (job,) = jobs
+                    if (fault := job.payload_fault()) is not None:
+                        self._store.fail(job.id, job.lease_token or "", fault, now_ms=now_ms, final=True)
+                        continue
                     return {"job_id": job.id, "payload": job.payload, "attempts": job.attempts,
                             "lease_token": job.lease_token, "lease_expires_at": job.lease_expires_at}
                 return None
@@ -229,7 +234,8 @@ class JobScheduler:
             blocked = job.status in CLAIMABLE and job.unmet > 0 and self._store.is_blocked(job.id)
         status = STATUSES[job.status]
         return {
-            "job_id": job.id, "payload": job.payload, "status": status, "dependencies": list(job.depends_on or ()),
+            "job_id": job.id, "payload": job.shown_payload, "status": status,
+            "dependencies": list(job.depends_on or ()),
             "priority": job.priority, "attempts": job.attempts, "max_attempts": job.max_attempts,
             "created_at": job.created_at, "available_at": job.run_at, "lease_owner": job.lease_owner,
             "lease_token": job.lease_token, "lease_expires_at": job.lease_expires_at, "result": job.result,

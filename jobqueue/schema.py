@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from .errors import DatabaseError
 from .lifecycle import CLAIMABLE, DEAD, FINISHED, RETRYING, RUNNING, STATUSES
+from .producers import VIEW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ IS_RETRYING = f"status = '{RETRYING}'"
 IS_RUNNING = f"status = '{RUNNING}'"
 IS_DEAD = f"status IN {quoted(DEAD)}"
 IS_FINISHED = "finished_at IS NOT NULL"
+IS_ANY = "status <> ''"
+"""True for every job.  A query has to say so to use the index `jobs_kinds`, which otherwise the planner would
+take wherever it sees a queue: to list 100 jobs it would sort a million."""
 NUMBER_AHEAD = "id GLOB '[1-9]*' AND CAST(id AS INTEGER) > seq"
 """True for an id chosen by a caller that a later job's number could run into."""
 
@@ -122,8 +126,16 @@ CREATE INDEX outputs_job ON outputs(job, attempt);
 INSERT INTO sqlite_sequence(name, seq) VALUES ('jobs', 0);
 """
 
-MIGRATIONS: tuple[str, ...] = ()
-"""`MIGRATIONS[n]` turns a file of version n + 1 into one of version n + 2."""
+KINDS = f"""
+CREATE INDEX jobs_kinds ON jobs(queue, type, status) WHERE {IS_ANY};
+"""
+
+MIGRATIONS: tuple[str, ...] = (KINDS + VIEW,)
+"""`MIGRATIONS[n]` turns a file of version n + 1 into one of version n + 2.
+
+A process that has an older file open goes on working when another one brings it up to date:
+SQLite reads the schema again, and nothing that is in use may change.
+"""
 
 VERSION = 1 + len(MIGRATIONS)
 """The `user_version` of a file that this program writes."""
@@ -160,9 +172,31 @@ def check_ours(connection: sqlite3.Connection, path: str) -> int:
 
 def create(connection: sqlite3.Connection) -> None:
     """Write all tables into a blank file; the caller has begun a transaction."""
-    _run(connection, TABLES + INDEXES)
+    _run(connection, TABLES + INDEXES + KINDS + VIEW)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def differences(connection: sqlite3.Connection) -> list[str]:
+    """Return the names of tables, indexes, views and triggers that are missing, changed or not ours.
+
+    For a file of this program's own version.
+    """
+    from sqlite3 import connect
+
+    look = "SELECT type || ' ' || name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite|_%' ESCAPE '|'"
+    blank = connect(":memory:", isolation_level=None)
+    try:
+        create(blank)
+        wanted = {name: " ".join(sql.split()) for name, sql in blank.execute(look).fetchall()}
+    finally:
+        blank.close()
+    found = {name: " ".join((sql or "").split()) for name, sql in connection.execute(look).fetchall()}
+    return [
+        *(f"{name} is missing" for name in sorted(wanted.keys() - found.keys())),
+        *(f"{name} is not ours" for name in sorted(found.keys() - wanted.keys())),
+        *(f"{name} was changed" for name in sorted(wanted.keys() & found.keys()) if wanted[name] != found[name]),
+    ]
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
@@ -174,6 +208,11 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
 
 def _run(connection: sqlite3.Connection, script: str) -> None:
     """Execute statements one by one: `executescript` would commit first."""
-    for statement in script.split(";\n"):
-        if statement.strip():
+    from sqlite3 import complete_statement
+
+    statement = ""
+    for part in script.split(";\n"):
+        statement += part + ";\n"
+        if part.strip() and complete_statement(statement):  # a trigger holds statements
             connection.execute(statement)
+            statement = ""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_MS = 253_402_300_799_999
 """The last millisecond of the year 9999, the end of what RFC 3339 can write."""
+WALL_CLOCK_MS = 1_577_836_800_000
+"""2020.  What a file says happened before was timed by a caller's own clock (see `scheduler`), not by this one."""
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
@@ -77,6 +79,21 @@ def parse_time_ms(text: str) -> int:
     return result
 
 
+def parse_since_ms(text: str, now_ms: int) -> int:
+    """Return the moment of an RFC 3339 time, or of so long before now: `2h`, `30m`, `1d`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if re.fullmatch(_TIME, text.strip()):
+        return parse_time_ms(text)
+    try:
+        return max(0, now_ms - parse_duration_ms(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is neither how long ago, as in 90, 30m, 2h, 1d, nor a time, as in "
+                         "2030-01-31T08:00:00Z") from None
+
+
 def elapsed_ms(moment: datetime) -> int:
     """Return the milliseconds from the epoch to a `datetime` that has a time zone, rounded down.
 
@@ -97,3 +114,23 @@ def format_time(ms: int) -> str:
         return str(ms)
     seconds, rest = divmod(ms, 1_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest:03d}Z"
+
+
+def span(ms: int) -> str:
+    """Return a length of time as people say it: `250 ms`, `1.2 s`, `45 s`, `4 min`, `7 h`, `3 d`; cut down."""
+    if ms < 1_000:
+        return f"{ms} ms"
+    if ms < 10_000:
+        return f"{ms // 100 / 10:g} s"
+    for unit, unit_ms, limit in (("s", 1_000, 60), ("min", 60_000, 60), ("h", 3_600_000, 48)):
+        if ms < limit * unit_ms:
+            return f"{ms // unit_ms} {unit}"
+    return f"{ms // 86_400_000:,} d"
+
+
+def relative(then_ms: int, now_ms: int) -> str:
+    """Return a moment as seen from now: `in 4 min`, `3 h ago`, `now` within a second."""
+    distance = then_ms - now_ms
+    if abs(distance) < 1_000:
+        return "now"
+    return f"in {span(distance)}" if distance > 0 else f"{span(-distance)} ago"

@@ -50,6 +50,15 @@ class Turn:
         self.version = -1
 
 
+def outlast_step(store: Store, turn: Turn, held: Collection[Job], step_ms: int, lease_ms: int) -> None:
+    """Let the leases of `held` go on from where they were before the wall clock stepped ahead.
+
+    A step that is longer than the lease would otherwise end them all, and start their jobs beside themselves.
+    """
+    store.extend_many([(job.seq, _token(job)) for job in held], now_ms=turn.now - step_ms,
+                      lease_ms=lease_ms + step_ms)
+
+
 def settle(store: Store, turn: Turn, outcomes: Sequence[Outcome], returned: Sequence[Job]) -> None:
     """Bring outcomes and jobs to be given back into the file."""
     done = [outcome for outcome in outcomes if outcome.kind == DONE]
@@ -81,8 +90,10 @@ def heartbeat(store: Store, turn: Turn, held: Collection[Job], progress: Mapping
 
 def claim(store: Store, turn: Turn, worker_id: str, queues: Sequence[str], lease_ms: int, room: int) -> None:
     """Recover expired leases, promote what has come due, and claim up to `room` jobs."""
-    turn.expired = store.recover_expired(now_ms=turn.now, queues=queues)
-    turn.more = store.promote(now_ms=turn.now, queues=queues) or len(turn.expired) >= RECOVER_CHUNK
+    if store.has_due(now_ms=turn.now, queues=queues):
+        store.pull_back(now_ms=turn.now, queues=queues)
+        turn.expired = store.recover_expired(now_ms=turn.now, queues=queues)
+        turn.more = store.promote(now_ms=turn.now, queues=queues) or len(turn.expired) >= RECOVER_CHUNK
     if room and not turn.more:
         turn.claimed = store.claim(worker_id, now_ms=turn.now, lease_ms=lease_ms, limit=room, queues=queues)
         turn.more = len(turn.claimed) == room

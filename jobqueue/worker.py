@@ -26,7 +26,7 @@ import time
 from .child import DONE, RETRY
 from .db import Store
 from .dispatch import SHORT_SECONDS, Dispatcher
-from .errors import DatabaseError
+from .errors import DatabaseBusy, DatabaseDamaged, DatabaseError, DatabaseReadOnly
 from .events import LoadFailed, Outcome, Progress, Returned
 from .log import Log
 from .output import Writer
@@ -34,7 +34,7 @@ from .pool import Pool
 from .signals import SIGNALS, Signals
 from .text import UNSAFE, escape
 from .times import now_ms
-from .turn import Turn, claim, heartbeat, settle
+from .turn import Turn, claim, heartbeat, outlast_step, settle
 from .watch import CommitWatch
 
 TYPE_CHECKING = False
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
     from .events import Event
     from .jobs import Job
+    from .upkeep import Purger
+
+
 
 PATIENCE_SECONDS = 0.1
 """How long one try of a turn waits for the write lock: children and timers must be served meanwhile."""
@@ -56,6 +59,8 @@ LAST_WORDS_SECONDS = 5.0
 HURRIED_SECONDS = 1.0
 """The same after a second signal."""
 SEEN_SECONDS = 60.0
+CLOCK_STEP_MS = 500
+"""What the wall clock may gain on the monotonic one between two turns and still count as one that runs."""
 FILE_LOOK_SECONDS = 1.0
 MAX_UNPRINTED = 1_000
 """With so many jobs waiting for their line to be printed, no more are claimed."""
@@ -65,7 +70,8 @@ EXIT_DONE, EXIT_FAILED = 0, 1
 
 def run(path: str, *, workers: int, lease_seconds: float, drain: bool, grace_seconds: float,
         handlers: Sequence[str], queues: Sequence[str], default_timeout_ms: int | None = None,
-        max_jobs_per_child: int | None = None, log_format: str = "text", log_level: str = "info") -> int:
+        max_jobs_per_child: int | None = None, log_format: str = "text", log_level: str = "info",
+        allow_shared: bool = False, purge_after_ms: int | None = None) -> int:
     """Run jobs until told to stop, or with `drain` until nothing is due; return the exit code.
 
     To be called in the main thread: it takes over SIGINT and SIGTERM while it runs.
@@ -77,18 +83,20 @@ def run(path: str, *, workers: int, lease_seconds: float, drain: bool, grace_sec
         handlers: modules to load in the children, as for `handlers.load`.
         default_timeout_ms: for jobs without a timeout of their own; None: no limit.
         max_jobs_per_child: a child is replaced after so many; None: never.
+        allow_shared: use the file even if every user of the machine could change or replace it.
+        purge_after_ms: delete jobs that finished longer ago, now and then; None: never.
 
     Raises:
         DatabaseError: the file cannot be opened.
         HandlerLoadError: a module of handlers does not import; nothing was claimed.
     """
     with SIGNALS as signals:
-        store = Store(path, stop=lambda: signals.count > 0)
+        store = Store(path, stop=lambda: signals.count > 0, allow_shared=allow_shared)
         try:
             pool = Pool(workers, handlers, max_jobs_per_child=max_jobs_per_child)
             worker = Worker(store, pool, signals, queues=queues, lease_seconds=lease_seconds, drain=drain,
                             grace_seconds=grace_seconds, default_timeout_ms=default_timeout_ms,
-                            log_format=log_format, log_level=log_level)
+                            log_format=log_format, log_level=log_level, purge_after_ms=purge_after_ms)
             return worker.run()
         finally:
             store.close()
@@ -99,7 +107,7 @@ class Worker:
 
     def __init__(self, store: Store, pool: Pool, signals: Signals, *, queues: Sequence[str], lease_seconds: float,
                  drain: bool, grace_seconds: float, default_timeout_ms: int | None, log_format: str,
-                 log_level: str) -> None:
+                 log_level: str, purge_after_ms: int | None = None) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         self._store = store
         self._pool = pool
@@ -126,7 +134,13 @@ class Worker:
 
         self._more = True  # a claim might find something; if not, these tell when to look again:
         self._next_event: int | None = None
+        self._offset_ms: int | None = None  # of the wall clock from the monotonic one, in the last turn
         self._watch = CommitWatch(store, pool.selector)
+        self._purger: Purger | None = None
+        if purge_after_ms is not None:
+            from .upkeep import Purger
+
+            self._purger = Purger(store, self.id, purge_after_ms)
 
         # Monotonic times, in seconds.
         now = time.monotonic()
@@ -164,6 +178,8 @@ class Worker:
         try:
             self._store.worker_arrives(self.id, host=socket.gethostname(), pid=os.getpid(), queues=self._queues,
                                        types=self._pool.types, now_ms=now_ms())
+        except (DatabaseDamaged, DatabaseReadOnly):
+            raise  # nothing will ever come of this worker
         except DatabaseError as error:  # the list of workers is for people only
             self._log.database_trouble(error, 0)
 
@@ -183,6 +199,7 @@ class Worker:
             self._returned += self._dispatcher.rearrange(now, self._extended_at, none_left=not self._more)
             if self._turn_is_due(now):
                 self._turn()
+            self._purge()
             self._log.flush()
             if self._is_done():
                 return self._leave(hurried=False)
@@ -195,7 +212,8 @@ class Worker:
     def _is_done(self) -> bool:
         if self._held or self._outcomes or self._returned or self._unprinted:
             return False
-        return self._is_stopping() or (self._drain and not self._more and self._trouble_since is None)
+        return self._is_stopping() or (self._drain and not self._more and self._trouble_since is None
+                                       and not (self._purger and self._purger.is_busy))
 
     def _wind_down(self, now: float) -> None:
         """After the first signal: nothing new starts, running jobs may finish until the grace ends."""
@@ -305,6 +323,8 @@ class Worker:
             until = min(until, now + (self._next_event - now_ms()) / 1_000)
         if self._dispatcher.is_anything_waiting():
             until = min(until, now + SHORT_SECONDS / 2)
+        if self._purger is not None and not self._is_stopping():
+            until = min(until, self._purger.next_at)
         return until
 
     def _turn_is_due(self, now: float) -> bool:
@@ -335,12 +355,18 @@ class Worker:
         try:
             with self._store.transaction():
                 turn = Turn(now_ms())
+                offset_ms = turn.now - round(turn.monotonic * 1_000)
+                step_ms = 0 if self._offset_ms is None else offset_ms - self._offset_ms
+                if step_ms > CLOCK_STEP_MS and self._held:
+                    outlast_step(self._store, turn, self._held, step_ms, self._lease_ms)
                 settle(self._store, turn, self._outcomes, self._returned)
                 if beat:
                     heartbeat(self._store, turn, self._held, self._progress, self._lease_ms)
                 if seen:
                     self._store.worker_seen(self.id, now_ms=turn.now)
                 claim(self._store, turn, self.id, self._queues, self._lease_ms, room)
+        except DatabaseDamaged:
+            raise
         except DatabaseError as error:
             self._note_trouble(error, begun)
             return
@@ -349,6 +375,7 @@ class Worker:
                 self._log.database_back(begun - self._trouble_since)
             self._trouble_since = None
             self._complain_at = 0.0
+        self._offset_ms = offset_ms
         self._outcomes.clear()
         self._returned.clear()
         self._apply(turn)
@@ -406,6 +433,21 @@ class Worker:
             self._dispatcher.place(turn.claimed, turn.monotonic)
         self._more, self._next_event = turn.more, turn.next_event
         self._watch.remember(turn.version)
+
+    def _purge(self) -> None:
+        """Take a small step of a purge, if one is due."""
+        if self._purger is None or self._is_stopping() or self._trouble_since is not None:
+            return
+        try:
+            deleted = self._purger.step(now_ms=now_ms())
+        except DatabaseBusy:
+            return  # the next step is the same
+        except DatabaseError as error:
+            self._purger.give_up()
+            self._log.database_trouble(error, 0)
+        else:
+            if deleted:
+                self._log.purged(deleted)
 
     def _forget(self, job: Job) -> None:
         self._held.pop(job, None)

@@ -24,7 +24,7 @@ from unittest import mock
 
 import jobqueue
 from jobqueue import cli, errors
-from jobqueue.commands import enqueue, keep
+from jobqueue.commands import enqueue, files, keep
 from jobqueue.commands.common import Failure
 from jobqueue.jobs import FIELDS
 from jobqueue.queue import Queue
@@ -93,7 +93,7 @@ class UsageTest(CliTestCase):
             ("name a command", ()),
             ("name a command", ("",)),
             ("there is no command 'enqeue'; did you mean 'enqueue'?", ("enqeue",)),
-            ("choose from init, enqueue, worker, list, retry-failed", ("xyzzy",)),
+            ("choose from init, enqueue, worker, list, show, ", ("xyzzy",)),
             ("there is no command 'hlep'", ("help", "hlep")),
             ("the command comes first", ("--database", "x", "list")),
             ("the command comes first", ("--verbose",)),
@@ -167,6 +167,8 @@ class UsageTest(CliTestCase):
             ("--default-timeout", "1h30m", "default_timeout_ms", 5_400_000),
             ("--max-jobs-per-child", "1", "max_jobs_per_child", 1), ("--drain", None, "drain", True),
             ("--log-format", "json", "log_format", "json"), ("--log-level", "debug", "log_level", "debug"),
+            ("--allow-shared", None, "allow_shared", True),
+            ("--purge-after", "30d", "purge_after_ms", 2_592_000_000),
         ):  # fmt: skip
             with self.subTest(option=option, value=value):
                 code, given = self.worker(option, *([value] if value else []))
@@ -179,6 +181,7 @@ class UsageTest(CliTestCase):
         self.assertEqual(given, {
             "lease_seconds": 30, "drain": False, "grace_seconds": 30, "handlers": [], "queues": ["default"],
             "default_timeout_ms": None, "max_jobs_per_child": None, "log_format": "text", "log_level": "info",
+            "allow_shared": False, "purge_after_ms": None,
         })
         _, given = self.worker(
             "--queue", "b", "--queue", "a", "--queue", "b", "--handlers", "./x.py", "--handlers", "y.z",
@@ -235,7 +238,7 @@ class HelpTest(CliTestCase):
         found = 0
         for name in ["--help", *cli.COMMANDS]:
             for line in self.main("help", *([] if name == "--help" else [name])).out.splitlines():
-                match = re.search(r"python -m jobqueue ([a-z-]+) (-[^|)]*?)(?:   .*|[|)].*)?$", line)
+                match = re.search(r"python -m jobqueue ([a-z-]+) (-[^|)>]*?)(?:   .*|[|)>].*)?$", line)
                 if not match or "[options]" in line:
                     continue
                 with self.subTest(line=line):
@@ -247,7 +250,7 @@ class HelpTest(CliTestCase):
         parser, _ = cli.command_parser("enqueue")
         names = {action.dest for action in parser._actions}
         self.assertEqual(FIELDS - names, set())
-        self.assertEqual(names - FIELDS, {"help", "database", "file", "json"})
+        self.assertEqual(names - FIELDS, {"help", "database", "allow_shared", "file", "json", "quiet"})
 
 
 class ExitCodeTest(CliTestCase):
@@ -575,7 +578,7 @@ class EnqueueFileTest(CliTestCase):
                     raise OSError(5, "Input/output error")
                 return line
 
-        with mock.patch.object(enqueue, "open", create=True, return_value=Breaking(b'{"type":"a"}\n')):
+        with mock.patch.object(files, "open", create=True, return_value=Breaking(b'{"type":"a"}\n')):
             done = self.main("enqueue", "--file", "x", "--database", self.db)
         self.assertEqual(done, (1, "", "jobqueue: cannot read x: Input/output error\n"))
         self.assertEqual(self.stored(), [])
@@ -874,15 +877,18 @@ class ProcessTest(TempDirTestCase):
             "print(*sorted(set(sys.modules) - before), file=sys.stderr); sys.exit(code)"
         )
         one = ("--type", "t", "--payload", '{"a":1}', "--priority", "3", "--delay", "5m", "--depends-on", "first")
-        for args in (one, ("--file", "-")):
+        for args, needed, spared in (
+            (one, "jobqueue.intake", {"queue", "db", "leases", "catalogue", "roster", "batch", "shared_commit"}),
+            (("--file", "-"), "jobqueue.queue", set()),
+        ):
             self.fill(1, '{"type":"t","id":"first","idempotency_key":"first"}')
             argv = [sys.executable, "-c", code, "enqueue", "--database", str(self.db), *args]
             done = subprocess.run(argv, env=environment(), input=b'{"type":"t"}', capture_output=True, timeout=30)
             self.assertEqual(done.returncode, 0, done.stderr)
             loaded = set(done.stderr.decode().split())
             with self.subTest(args=args):
-                self.assertIn("jobqueue.queue", loaded)
-                self.assertEqual(loaded & FORBIDDEN, set())
+                self.assertIn(needed, loaded)
+                self.assertEqual(loaded & (FORBIDDEN | {f"jobqueue.{name}" for name in spared}), set())
 
 
 class FuzzTest(CliTestCase):

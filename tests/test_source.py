@@ -28,22 +28,27 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "times", "text", "signals"),
     ("lifecycle",),
     ("jobs",),
-    ("schema", "forks", "place"),
+    ("producers", "tracebacks"),
+    ("schema", "forks", "place", "refusals"),
     ("connection",),
     ("intake", "leases", "catalogue", "roster"),
     ("batch",),
     ("db",),
-    ("shared_commit", "aio.operations", "aio.moves"),
-    ("handlers", "aio.clerk"),
+    ("shared_commit", "backup", "archive", "history", "selection", "steering", "hints",
+     "aio.operations", "aio.moves"),
+    ("explain", "arrivals"),
+    ("figures", "upkeep", "checkup"),
+    ("handlers", "aio.clerk", "oversight"),
     ("child", "events", "aio.lease"),
     ("process",),
     ("memory.parts",),
     ("memory.store",),
     ("pool", "queue", "scheduler", "aio", "memory", "render", "log", "output", "metrics"),
-    ("dispatch", "turn", "watch"),
+    ("dispatch", "turn", "watch", "progress", "views"),
     ("worker", "dashboard"),
     ("commands",),
     ("commands.common",),
+    ("commands.files",),
     ("commands.*",),
     ("cli",),
     ("__main__",),
@@ -52,15 +57,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # Modules that may use less than their row allows: handlers run without the database.
 ONLY = {
     "handlers": {"errors", "times", "text", "lifecycle", "jobs"},
-    "child": {"errors", "times", "text", "lifecycle", "jobs", "handlers"},
+    "child": {"errors", "times", "text", "lifecycle", "jobs", "handlers", "tracebacks"},
 }
 
-SQLITE_MODULES = {"schema", "connection"}
+SQLITE_MODULES = {"schema", "connection", "refusals"}
 
 # What a single `enqueue` command loads, and what would slow its start.
 ENQUEUE_PATH = {
-    "__init__", "errors", "times", "lifecycle", "jobs", "schema", "forks", "place", "connection", "intake",
-    "leases", "catalogue", "roster", "batch", "db", "shared_commit", "queue", "cli",
+    "__init__", "errors", "times", "lifecycle", "jobs", "producers", "schema", "forks", "place", "refusals",
+    "connection", "intake", "cli",
 }  # fmt: skip
 SLOW_IMPORTS = {
     "asyncio", "contextlib", "dataclasses", "http", "inspect", "logging", "multiprocessing", "random",

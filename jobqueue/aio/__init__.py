@@ -83,17 +83,19 @@ class WorkQueue:
         lease_seconds: how long a lease lasts unless it is renewed.
         timeout: seconds, see above.
         clock: returns milliseconds since the Unix epoch; None: the wall clock.
+        allow_shared: use the file even if every user of the machine could change or replace it.
     """
 
     def __init__(self, path: str | os.PathLike[str], queue: str = DEFAULT_QUEUE,
                  retry_limit: int = DEFAULT_MAX_ATTEMPTS, lease_seconds: float = 30, *, timeout: float = 5,
-                 clock: Callable[[], int] | None = None) -> None:
+                 clock: Callable[[], int] | None = None, allow_shared: bool = False) -> None:
         self._path = path
         self._moves = Moves(check_name(queue, "queue"), STATUSES)
         self._retry_limit = check_integer(retry_limit, "retry_limit", 1)
         self._lease_ms = duration_ms(lease_seconds, "lease_seconds", 1)
         self._timeout = duration_ms(timeout, "timeout") / 1_000
         self._clock = clock or now_ms
+        self._allow_shared = allow_shared
         self._clerk: Clerk | None = None
         self._entered: dict[str, Lease] = {}  # by token, from entering until it is left, settled or lost
 
@@ -101,7 +103,7 @@ class WorkQueue:
         if self._clerk is not None and not self._clerk.ended.done():
             raise DatabaseError(f"{os.fspath(self._path)} is open already: use one WorkQueue in one 'async with'")
         clerk = self._clerk = Clerk(self._path, self._moves, lease_ms=self._lease_ms, timeout=self._timeout,
-                                    clock=self._clock)
+                                    clock=self._clock, allow_shared=self._allow_shared)
         clerk.start()
         try:
             await asyncio.wrap_future(clerk.opened)
@@ -317,7 +319,7 @@ class WorkQueue:
         """
         job: Job | None = await self._call(lambda store, now: self._moves.find(store, job_id), reads=True)
         return None if job is None else {
-            "job_id": job.id, "type": job.type, "payload": job.payload, "status": STATUSES[job.status],
+            "job_id": job.id, "type": job.type, "payload": job.shown_payload, "status": STATUSES[job.status],
             "priority": job.priority, "attempts": job.attempts, "retry_limit": job.max_attempts,
             "created_at": job.created_at, "run_at": job.run_at, "worker": job.lease_owner,
             "expires_at": job.lease_expires_at, "result": job.result, "error": job.last_error,

@@ -69,10 +69,11 @@ class Clerk(threading.Thread):
         lease_ms: how long leases last.
         timeout: seconds after which calls give up a file that is locked or out of reach.
         clock: milliseconds since the epoch.
+        allow_shared: as for `connection.Connection`.
     """
 
     def __init__(self, path: str | os.PathLike[str], moves: Moves, *, lease_ms: int, timeout: float,
-                 clock: Callable[[], int]) -> None:
+                 clock: Callable[[], int], allow_shared: bool = False) -> None:
         super().__init__(name=f"jobqueue {moves.queue}", daemon=True)
         self.opened: Future[None] = promise()
         """Done when the file is open, or cannot be opened."""
@@ -83,6 +84,7 @@ class Clerk(threading.Thread):
         self._lease_ms = lease_ms
         self._timeout = timeout
         self._clock = clock
+        self._allow_shared = allow_shared
         self._pid = os.getpid()
         self._gate = threading.Lock()
         self._closing = False
@@ -365,7 +367,8 @@ class Clerk(threading.Thread):
     # -- the file ------------------------------------------------------------------------
 
     def _connect(self, *, create: bool) -> Store:
-        return Store(self._path, create=create, patience_seconds=self._timeout, stop=self._should_stop_waiting)
+        return Store(self._path, create=create, patience_seconds=self._timeout, stop=self._should_stop_waiting,
+                     allow_shared=self._allow_shared)
 
     def _should_stop_waiting(self) -> bool:
         return time.monotonic() >= self._until or (self._closing and not self._ending)

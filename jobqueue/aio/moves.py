@@ -14,6 +14,7 @@ from ..errors import UnknownJobError
 from ..jobs import possible_name
 from ..leases import RECOVER_CHUNK
 from ..lifecycle import COMPLETED, FAILED, PENDING, RUNNING
+from ..text import escape
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +53,11 @@ class Moves:
     def tell(self) -> None:
         """Write the records of a transaction that was committed; what a filter raises ends on stderr."""
         for level, message, fields in self._records:
-            try:
-                _logger.log(level, message, fields, extra=fields)
+            if not _logger.isEnabledFor(level):
+                continue
+            try:  # the message is for people, the fields are exact
+                shown = {name: escape(value) if isinstance(value, str) else value for name, value in fields.items()}
+                _logger.log(level, message, shown, extra=fields)
             except Exception:  # must not keep anybody from what was committed: so does logging with handlers
                 if logging.raiseExceptions:
                     traceback.print_exc()
@@ -87,6 +91,7 @@ class Moves:
 
     def recover(self, store: Store, now_ms: int) -> bool:
         """End leases that have run out, mark jobs that have come due; return whether more may be left."""
+        store.pull_back(now_ms=now_ms, queues=self._queues)
         expired = store.recover_expired(now_ms=now_ms, queues=self._queues)
         for job, status in expired:
             self._note("expire", job, status, job.attempts, job.lease_owner,
@@ -95,9 +100,12 @@ class Moves:
 
     def claim(self, store: Store, now_ms: int, worker: str, lease_ms: int) -> Job | None:
         """Take the next job, None if none is due; call `recover` first, until it returns False."""
-        for job in store.claim(worker, now_ms=now_ms, lease_ms=lease_ms, queues=self._queues):
+        while jobs := store.claim(worker, now_ms=now_ms, lease_ms=lease_ms, queues=self._queues):
+            (job,) = jobs
             self._note("lease", job, RUNNING, job.attempts, worker)
-            return job
+            if (fault := job.payload_fault()) is None:
+                return job
+            self.fail(store, now_ms, job.id, job.lease_token, fault, final=True)
         return None
 
     def next_event(self, store: Store) -> int | None:
@@ -149,4 +157,4 @@ class Moves:
 
 def remark(event: str, message: str, **fields: object) -> None:
     """Warn of something that is no transition, in a record with the fields that those have."""
-    _logger.warning("%s", message, extra={**dict.fromkeys(FIELDS), "event": event, **fields})
+    _logger.warning("%s", escape(message), extra={**dict.fromkeys(FIELDS), "event": event, **fields})

@@ -12,14 +12,17 @@ import sys
 from argparse import ArgumentTypeError
 from itertools import islice
 
+from ..errors import UnknownJobError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import NoReturn
+    from collections.abc import Callable, Iterable
+    from typing import NoReturn, TypeVar
 
     from ..queue import Queue
 
+    Found = TypeVar("Found")
     Command = tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]
     """(description for --help, adds the options to a parser, runs and returns the exit code)"""
 
@@ -48,8 +51,8 @@ class Usage(Failure):
 # -- streams --------------------------------------------------------------------------
 
 def say(message: str) -> None:
-    """Write one line about the work to stderr, control characters escaped; a closed stderr is no error."""
-    if not message.isprintable():
+    """Write one line about the work to stderr, unsafe characters escaped; a closed stderr is no error."""
+    if not (message.isascii() and message.isprintable()):
         from ..text import escape
 
         message = escape(message)
@@ -73,6 +76,15 @@ def emit(lines: Iterable[str]) -> None:
     flush()
 
 
+def emit_ids(ids: Iterable[str]) -> None:
+    """Write ids of jobs, a line each: to the letter for programs, unsafe characters escaped on a terminal."""
+    if sys.stdout.isatty():
+        from ..text import escape
+
+        ids = map(escape, ids)
+    emit(ids)
+
+
 def flush() -> None:
     """Flush stdout; raises what `emit` raises."""
     _on_stdout(sys.stdout.flush)
@@ -87,7 +99,7 @@ def _on_stdout(action: Callable[..., object], *arguments: str) -> None:
         raise Failure(f"cannot write to standard output: {error.strerror or error}") from error
 
 
-def emit_json(values: Iterable[Mapping[str, object]]) -> None:
+def emit_json(values: Iterable[object]) -> None:
     """Write JSON Lines to stdout: UTF-8, or pure ASCII where stdout is not UTF-8."""
     from ..render import json_line
 
@@ -99,13 +111,34 @@ def emit_json(values: Iterable[Mapping[str, object]]) -> None:
 # -- options --------------------------------------------------------------------------
 
 def add_database(parser: ArgumentParser) -> None:
-    """Add `--database` to the parser of a command."""
+    """Add `--database`, and what belongs to it, to the parser of a command."""
     parser.add_argument("--database", metavar="PATH", help=f"the queue's file (${DATABASE_VARIABLE})")
+    parser.add_argument("--allow-shared", action="store_true",
+                        help="use it even if every user of the machine could change or replace it")
 
 
 def add_json(parser: ArgumentParser, help: str) -> None:
     """Add `--json` to the parser of a command that has data to print."""
     parser.add_argument("--json", action="store_true", help=help)
+
+
+def add_ids(parser: ArgumentParser, help: str = "which job; several at once") -> None:
+    """Add the ids of jobs, at least one, to the parser of a command."""
+    parser.add_argument("ids", metavar="ID", nargs="+", help=help)
+    parser.usage = f"{parser.prog} ID... [options]"
+
+
+def for_each_id(ids: Iterable[str], look: Callable[[str], Found]) -> tuple[list[Found], int]:
+    """Return what `look` answers for each id, and the exit code: a failure if there is no such job for one,
+    which is then named on stderr while the others are served."""
+    found, code = [], EXIT_DONE
+    for id in dict.fromkeys(ids):
+        try:
+            found.append(look(id))
+        except UnknownJobError as error:
+            say(str(error))
+            code = EXIT_FAILED
+    return found, code
 
 
 def database_path(options: Namespace) -> str:
@@ -130,7 +163,7 @@ def open_queue(options: Namespace) -> Queue:
     path = database_path(options)
     from ..queue import Queue
 
-    return Queue(path)
+    return Queue(path, allow_shared=options.allow_shared)
 
 
 def whole_number(text: str) -> int:
@@ -154,17 +187,28 @@ def number_between(minimum: float, maximum: float, *, whole: bool = False) -> Ca
     return convert
 
 
-def one_of(values: Iterable[str], what: str) -> Callable[[str], str]:
-    """Return a converter for an option that takes one of a few words, and helps with a mistyped one."""
-    known = tuple(values)
+class OneOf:
+    """A converter for an option that takes one of a few words, and helps with a mistyped one.
 
-    def convert(text: str) -> str:
-        if text not in known:
-            hint = suggestion(text, known) or f"; choose from {', '.join(known)}"
-            raise ArgumentTypeError(f"there is no {what} {shown(text)}{hint}")
+    Attributes:
+        words: those it takes.
+    """
+
+    def __init__(self, words: Iterable[str], what: str) -> None:
+        self.words = tuple(words)
+        self._what = what
+
+    def __call__(self, text: str) -> str:
+        """Return the word if it is one; raises `ArgumentTypeError`."""
+        if text not in self.words:
+            hint = suggestion(text, self.words) or f"; choose from {', '.join(self.words)}"
+            raise ArgumentTypeError(f"there is no {self._what} {shown(text)}{hint}")
         return text
 
-    return convert
+
+def one_of(words: Iterable[str], what: str) -> OneOf:
+    """Return a converter for an option that takes one of a few words."""
+    return OneOf(words, what)
 
 
 def shown(text: str) -> str:

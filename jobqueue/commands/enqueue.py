@@ -6,19 +6,19 @@ costs no memory; an error names the line.  What a job may be is decided in `jobs
 
 from __future__ import annotations
 
-import sys
 from itertools import chain, islice
 
 from ..errors import InvalidJob
 from ..jobs import FIELDS, MAX_JSON_DEPTH, decode_json, new_job, new_job_from
+from ..times import now_ms
 from .common import (
     EXIT_DONE,
     Failure,
     Usage,
     add_database,
     add_json,
-    cannot_read,
-    emit,
+    database_path,
+    emit_ids,
     emit_json,
     open_queue,
     say,
@@ -28,16 +28,12 @@ from .common import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
-    from typing import BinaryIO
 
     from ..jobs import NewJob
     from .common import Command
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """A payload of 1 MiB, were every character of it escaped as \\uXXXX, still fits a line."""
-
-_BOM = b"\xef\xbb\xbf"
 
 _ENQUEUE = """\
 Queue a job, or with --file many at once, and print the id.
@@ -79,6 +75,7 @@ def _add_options(parser: ArgumentParser) -> None:
     add("--depends-on", metavar="ID", action="append", help="a job that must complete first; repeatable")
     add("--trace", metavar="ID", help="a W3C traceparent, or any id that travels along")
     add("--file", metavar="FILE", help="many jobs as JSON Lines, stored all or none; - reads stdin")
+    add("-q", "--quiet", action="store_true", help="no progress bar on the terminal")
     add_json(parser, 'print {"id": ..., "created": ...}; with --file {"id": ...} for each job')
 
 
@@ -94,38 +91,55 @@ def _enqueue(options: Namespace) -> int:
     if "payload" in given:
         given["payload"] = _payload(given["payload"])
     job = new_job(**given)
-    with open_queue(options) as queue:
-        id, created = queue.add(job)
+    id, created = _add(options, job)
     if not created:
         say(f"the key {job.idempotency_key!r} belongs to job {id!r} already; nothing was queued")
     try:
         if options.json:
             emit_json([{"id": id, "created": created}])
         else:
-            emit([id])
+            emit_ids([id])
     except Failure as error:
         raise Failure(f"job {id!r} is queued, but: {error}") from error
     return EXIT_DONE
 
 
+def _add(options: Namespace, job: NewJob) -> tuple[str, bool]:
+    """Store one job with no more of the engine loaded than that takes: this command is to start fast."""
+    from ..intake import Intake
+
+    intake = Intake(database_path(options), allow_shared=options.allow_shared)
+    try:
+        with intake.transaction():
+            return intake.add(job, now_ms=now_ms())
+    finally:
+        intake.close()
+
+
 def _payload(source: str) -> object:
     if source != "-" and not source.startswith("@"):
         return decode_json(source)
-    with _Input(source.removeprefix("@") if source != "-" else "-") as file:
+    from .files import BOM, InputFile, text_of
+
+    with InputFile(source.removeprefix("@") if source != "-" else "-") as file:
         data = file.read(MAX_LINE_BYTES + 1)
         if len(data) > MAX_LINE_BYTES:
             raise Usage(f"{file.name} holds more than {MAX_LINE_BYTES:,} bytes, too much for a payload")
         try:
-            return decode_json(_text(data.removeprefix(_BOM)))
+            return decode_json(text_of(data.removeprefix(BOM)))
         except InvalidJob as error:
             raise Usage(f"{file.name}: {error}") from None
 
 
 def _enqueue_file(options: Namespace) -> int:
-    with _Input(options.file) as file, open_queue(options) as queue:
+    from ..progress import ProgressBar
+    from .files import InputFile, read_lines
+
+    with InputFile(options.file) as file, open_queue(options) as queue:
         try:
-            ids = iter(queue.add_many(_jobs(file)))
-            first = list(islice(ids, 1))  # everything is stored once there is an id
+            with ProgressBar("reading", quiet=options.quiet) as bar:
+                ids = iter(queue.add_many(read_lines(file, _job, bar, most_bytes=MAX_LINE_BYTES)))
+                first = list(islice(ids, 1))  # everything is stored once there is an id
         except InvalidJob as error:
             where = file.name if error.index is None else f"{file.name}, line {error.index}"
             raise Usage(f"{where}: {error}; nothing was queued") from None
@@ -133,7 +147,7 @@ def _enqueue_file(options: Namespace) -> int:
             if options.json:
                 emit_json({"id": id} for id in chain(first, ids))
             else:
-                emit(chain(first, ids))
+                emit_ids(chain(first, ids))
         except Failure as error:
             raise Failure(f"the jobs of {file.name} are queued, but: {error}") from error
     if not file.jobs:
@@ -141,72 +155,8 @@ def _enqueue_file(options: Namespace) -> int:
     return EXIT_DONE
 
 
-def _jobs(file: _Input) -> Iterator[tuple[int, NewJob]]:
-    """Yield (line number, job) for each line that is not blank."""
-    number = 0
-    while line := file.read_line(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise InvalidJob(f"the line is longer than {MAX_LINE_BYTES:,} bytes", number)
-        if number == 1:
-            line = line.removeprefix(_BOM)
-        line = line.strip()
-        if not line:
-            continue
-        try:
-            job = new_job_from(decode_json(_text(line), "the line", max_depth=MAX_JSON_DEPTH + 1))
-        except InvalidJob as error:
-            raise InvalidJob(str(error).replace(": line 1 column ", " at column "), number) from None
-        file.jobs += 1
-        yield number, job
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidJob(f"byte {error.start + 1} is not UTF-8") from None
-
-
-class _Input:
-    """A file that an option names, or stdin for `-`; what goes wrong with it is a `Failure` with its name.
-
-    Attributes:
-        name: for messages.
-        jobs: how many have been read from it.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.name = "standard input" if path == "-" else path
-        self.jobs = 0
-        self._own = path != "-"
-        try:
-            self._file: BinaryIO = open(path, "rb") if self._own else sys.stdin.buffer  # noqa: SIM115
-        except OSError as error:
-            cannot_read(path, error)
-        except ValueError as error:
-            raise Usage(f"cannot read {path!r}: {error}") from None
-
-    def __enter__(self) -> _Input:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._own:
-            self._file.close()
-
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes, less only at the end."""
-        try:
-            return self._file.read(size)
-        except OSError as error:
-            cannot_read(self.name, error)
-
-    def read_line(self, size: int) -> bytes:
-        """Return the next line, cut after `size` bytes; empty at the end."""
-        try:
-            return self._file.readline(size)
-        except OSError as error:
-            cannot_read(self.name, error)
+def _job(line: str) -> NewJob:
+    return new_job_from(decode_json(line, "the line", max_depth=MAX_JSON_DEPTH + 1))
 
 
 COMMANDS: dict[str, Command] = {"enqueue": (_ENQUEUE, _add_options, _enqueue)}

@@ -59,6 +59,8 @@ def _add_options(parser: ArgumentParser) -> None:
     add("--default-timeout", metavar="SPAN", help="for jobs without a timeout of their own: 90, 5m (none)")
     add("--max-jobs-per-child", metavar="N", type=number_between(1, 10**12, whole=True),
         help="replace a child process after so many jobs (never)")
+    add("--purge-after", metavar="SPAN",
+        help="delete completed and canceled jobs so long after their end: 30d (never)")
     add("--log-format", metavar="text|json", type=one_of(FORMATS, "log format"), default="text",
         help="how log lines on stderr look (text)")
     add("--log-level", metavar="LEVEL", type=one_of(LEVELS, "log level"),
@@ -69,6 +71,8 @@ def _worker(options: Namespace) -> int:
     path = database_path(options)
     timeout = options.default_timeout
     timeout_ms = None if timeout is None else duration_ms(timeout, "--default-timeout", 1)
+    purge_after = options.purge_after
+    purge_after_ms = None if purge_after is None else duration_ms(purge_after, "--purge-after")
     queues = [check_name(name, "--queue") for name in dict.fromkeys(options.queues or [DEFAULT_QUEUE])]
     if len(queues) > MAX_QUEUES:
         raise Usage(f"--queue can be given {MAX_QUEUES} times at most, not {len(queues):,}")
@@ -81,6 +85,7 @@ def _worker(options: Namespace) -> int:
             grace_seconds=options.grace_seconds, handlers=options.handlers, queues=queues,
             default_timeout_ms=timeout_ms, max_jobs_per_child=options.max_jobs_per_child,
             log_format=options.log_format, log_level=options.log_level,
+            allow_shared=options.allow_shared, purge_after_ms=purge_after_ms,
         )
     except KeyboardInterrupt:  # it came before the worker was listening, so nothing has been claimed
         return EXIT_DONE

@@ -368,7 +368,7 @@ class MemoryStore:
             entry.failures = deque(maxlen=MAX_FAILURES)
         entry.failures.append((entry.attempts, entry.lease_owner, entry.started_at, now, reason, error))
         entry.last_error = error
-        if status in CLAIMABLE:
+        if status in CLAIMABLE and wait:
             entry.run_at = now + wait
         self._leave(entry, status, now, finished=status not in CLAIMABLE)
         return status
