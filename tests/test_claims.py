@@ -108,6 +108,20 @@ class TimeTest(StoreTestCase):
         self.assertEqual(self.claim(NOW + 99), [])
         self.assertEqual(ids(self.claim(NOW + 100)), ["j"])
 
+    def test_something_is_due_from_the_millisecond_on_at_which_recovery_or_promotion_finds_it(self) -> None:
+        self.add("later", run_at=NOW + 5)
+        self.add("elsewhere", queue="other", run_at=NOW + 1)
+        self.add("runs")
+        self.take("runs", lease_ms=8)
+        due = {moment: self.store.has_due(now_ms=NOW + moment) for moment in (4, 5)}
+        self.assertEqual(due, {4: False, 5: True})
+        self.assertFalse(self.store.promote(now_ms=NOW + 5))
+        due = {moment: self.store.has_due(now_ms=NOW + moment) for moment in (5, 7, 8)}
+        self.assertEqual(due, {5: False, 7: False, 8: True})
+        self.assertEqual(len(self.store.recover_expired(now_ms=NOW + 8)), 1)
+        self.assertFalse(self.store.has_due(now_ms=NOW + 8))
+        self.assertTrue(self.store.has_due(now_ms=NOW + 8, queues=["default", "other"]))
+
     def test_a_delay_counts_from_when_the_job_is_stored(self) -> None:
         job = new_job("t", delay=0.25)
         self.assertEqual(self.store.add(job, now_ms=NOW + 1_000), ("1", True))

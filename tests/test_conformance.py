@@ -271,7 +271,7 @@ class MovesTest(unittest.TestCase):
             ("running", "reject", {"status": "failed", "last_error": "e", "finished_at": 1_000_000, **ended}),
             ("running", "release", {"status": "pending", "attempts": 0, "started_at": None, **ended}),
             ("running", "extend", {"lease_expires_at": 1_005_000}),
-            ("running", "expire", {"status": "retrying", "run_at": 1_010_000, "last_error": lost, **ended}),
+            ("running", "expire", {"status": "retrying", "last_error": lost, **ended}),
             ("pending", "cancel", {"status": "canceled", "finished_at": 1_000_000}),
             ("running", "cancel", {"status": "canceled", "finished_at": 1_000_000, **ended}),
             ("retrying", "cancel", {"status": "canceled", "finished_at": 1_000_000}),

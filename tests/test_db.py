@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobqueue.db import Store
-from jobqueue.errors import InvalidJob, UnknownJobError
+from jobqueue.errors import DatabaseError, InvalidJob, UnknownJobError
 from jobqueue.jobs import Job
 from tests.engine import LEASE_MS, NOW, WORKER, StoreTestCase, ids, token
 
@@ -388,6 +388,25 @@ class UnknownJobTest(StoreTestCase):
         ):
             with self.assertRaisesRegex(InvalidJob, "holds a lone surrogate"):
                 move()
+
+
+class RulesOfTheFileTest(StoreTestCase):
+    """The file itself refuses what no move makes, whoever writes it."""
+
+    def test_a_row_that_breaks_a_rule(self) -> None:
+        self.add("a", idempotency_key="k")
+        self.add("b", max_attempts=3)
+        before = self.contents()
+        for change in (
+            "idempotency_key = 'k'", "id = 'a'", "attempts = 4", "attempts = -1", "max_attempts = 0", "unmet = -1",
+            "ready = 1, unmet = 1", "ready = 2", "timeout_ms = 0", "status = 'unheard of'", "status = 'running'",
+            "status = 'completed', ready = 0", "finished_at = 1", "lease_token = 'x'", "lease_owner = 'x'",
+            "lease_expires_at = 1", "payload = NULL", "run_at = 'now'",
+        ):  # fmt: skip
+            with self.subTest(change=change):
+                with self.assertRaises(DatabaseError), self.store.transaction():
+                    self.store.sqlite.execute(f"UPDATE jobs SET {change} WHERE id = 'b'")
+                self.assertEqual(self.contents(), before)
 
 
 if __name__ == "__main__":

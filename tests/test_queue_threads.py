@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from unittest import mock
 
-from jobqueue.errors import DatabaseBusy, InvalidJob, UnknownJobError
+from jobqueue.errors import DatabaseBusy, DatabaseError, InvalidJob, UnknownJobError
 from jobqueue.jobs import Job
 from jobqueue.queue import Queue
 from tests.engine import QueueTestCase, token
@@ -50,19 +50,19 @@ class WaitTest(QueueTestCase):
             held = token(self.take(id))
             looks: list[str] = []
             looked = threading.Event()
-            get = self.queue.get
+            known = self.queue.known
 
             def look(id: str, looks: list[str] = looks, looked: threading.Event = looked,
-                     get: Callable[[str], Job | None] = get) -> Job | None:
+                     known: Callable[[str], Job] = known) -> Job:
                 looks.append(id)
                 looked.set()
-                return get(id)
+                return known(id)
 
             def complete(id: str = id, queue: Queue = queue, held: str = held,
                          looked: threading.Event = looked) -> bool:
                 return looked.wait(10) and queue.complete(id, held, "done")
 
-            with mock.patch.object(self.queue, "get", look):
+            with mock.patch.object(self.queue, "known", look):
                 done, completed = self.together(partial(self.queue.wait, id, timeout=20), complete)
             self.assertEqual((getattr(done, "result", done), completed), ("done", True))
             self.assertLessEqual(len(looks), 2, "it looks at the job only after a commit")
@@ -118,6 +118,31 @@ class SharedCommitTest(QueueTestCase):
             self.assertEqual([type(result) for result in results], [DatabaseBusy] * 6)
         self.assertEqual(self.queue.list(), [])
         self.assertEqual(queue.enqueue("t"), "1")
+
+    def test_a_commit_that_fails_is_told_to_all(self) -> None:
+        store = self.queue._store
+        results: list[str] = []
+
+        def refuse(error: BaseException | None) -> None:
+            store.sqlite.execute("ROLLBACK")
+            raise DatabaseError("the disk is full")
+
+        def enqueue() -> None:
+            try:
+                results.append(self.queue.enqueue("t"))
+            except DatabaseError as error:
+                results.append(str(error))
+
+        threads = [threading.Thread(target=enqueue) for _ in range(3)]
+        with mock.patch.object(store, "_finish", refuse):
+            with self.queue._shared._lock:
+                for thread in threads:
+                    thread.start()
+                self.waiting(3)
+            for thread in threads:
+                thread.join(10)
+        self.assertEqual(results, ["the disk is full"] * 3)
+        self.assertEqual(self.queue.list(), [])
 
     def test_20_threads_on_one_queue(self) -> None:
         def work(n: int) -> list[str]:

@@ -175,14 +175,14 @@ queue.complete(job.id, job.lease_token, "from there")
 queue.close()
 """)
             self.until_printed(racer, "ready")
-            get = queue.get
+            known = queue.known
 
-            def look(id: str) -> Job | None:
-                job = get(id)
+            def look(id: str) -> Job:
+                job = known(id)
                 (self.dir / "gate").touch()  # only now the other may go on
                 return job
 
-            with mock.patch.object(queue, "get", look):
+            with mock.patch.object(queue, "known", look):
                 self.assertEqual(queue.wait("1", timeout=20).result, "from there")
             self.assertEqual(racer.finish(20).returncode, 0)
 

@@ -280,7 +280,7 @@ class Model:
             if each["attempts"] >= each["max_attempts"]:
                 each["status"] = "failed"
             else:
-                each.update(status="pending", available_at=now)
+                each["status"] = "pending"
         return len(expired)
 
     def stats(self, now: int) -> dict[str, int]:

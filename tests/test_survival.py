@@ -299,6 +299,27 @@ class FileTest(WorkerTestCase):
         self.assertIn(b"works again", read_until(reader, b"works again", 5))
 
 
+class DescriptorsTest(WorkerTestCase):
+    """A handler closes what is not its own, as a program that makes itself a daemon does."""
+
+    def test_its_attempt_fails_and_the_worker_goes_on(self) -> None:
+        (self.dir / "closing.py").write_text(
+            "import os\nfrom jobqueue import handler\n\n@handler('close')\ndef close(payload, context):\n"
+            "    os.closerange(payload, 256)\n")
+        for first in (3, 0):
+            self.queue.enqueue("close", first, id=f"from-{first}", max_attempts=1)
+        self.queue.enqueue("echo", "a result", id="after")
+        done = self.drain("--handlers", "./closing.py")
+        for id in ("from-3", "from-0"):
+            job = self.job(id)
+            self.assertEqual((job.status, job.attempts), ("failed", 1))
+            self.assertRegex(job.last_error or "", r"\Achild \d+ (exited with status 0|was killed by SIG\w+)\Z")
+            self.assertRegex(done.stderr, rf"ERROR +job {id} .*failed for good: child \d+ ")
+        self.assertEqual((self.job("after").status, self.job("after").result_json), ("completed", '"a result"'))
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertNotIn("Error", done.stderr)
+
+
 class ReaderTest(WorkerTestCase):
     """Readers of stdout and stderr that stall."""
 
