@@ -34,11 +34,11 @@ run: ## queue a few dozen varied jobs in a temporary file, work them off, show t
 test: ## run the tests
 	"$(PY)" -m unittest discover $(ARGS)
 
-check: ## the whole gate: every file compiles, no test fails or leaks; needs nothing installed
+check: ## the whole gate, on all CPUs: every file compiles, no test fails or leaks; needs nothing installed
 	@"$(PY)" -c 'import sys; print("checking with Python", sys.version.split()[0], "at", sys.executable)'
 	"$(PY)" -W error -c 'import pathlib; [compile(path.read_bytes(), str(path), "exec") \
 		for top in ("jobqueue", "tests") for path in sorted(pathlib.Path(top).rglob("*.py"))]'
-	"$(PY)" -W error::ResourceWarning -m unittest discover $(ARGS)
+	"$(PY)" -W error::ResourceWarning -m tests.parallel $(ARGS)
 
 lint: lint-ruff lint-mypy ## ruff and mypy --strict, from PATH or LINT_PYTHON=/path/to/python3 (developer tools)
 

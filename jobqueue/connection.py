@@ -288,6 +288,11 @@ class Connection:
             ((version,),) = self._patiently(lambda: connection.execute("PRAGMA data_version").fetchall())
         return version, self.commits
 
+    def limit_memory(self, kilobytes: int) -> None:
+        """Keep at most so much of the file in memory, instead of 32 MB: enough where only few pages are in use."""
+        with self.snapshot():
+            self.sqlite.execute(f"PRAGMA cache_size = -{kilobytes}").fetchall()
+
     def wal_bytes(self) -> int:
         """Return the size of the write-ahead log, 0 if there is none."""
         try:

@@ -58,6 +58,8 @@ LAST_WORDS_SECONDS = 5.0
 """How long a worker that ends goes on trying to give its jobs back."""
 HURRIED_SECONDS = 1.0
 """The same after a second signal."""
+CACHE_KILOBYTES = 8_000
+"""For what a worker touches: the head of the queue and the ends of a few indexes, however long it runs."""
 SEEN_SECONDS = 60.0
 CLOCK_STEP_MS = 500
 """What the wall clock may gain on the monotonic one between two turns and still count as one that runs."""
@@ -93,6 +95,7 @@ def run(path: str, *, workers: int, lease_seconds: float, drain: bool, grace_sec
     with SIGNALS as signals:
         store = Store(path, stop=lambda: signals.count > 0, allow_shared=allow_shared)
         try:
+            store.limit_memory(CACHE_KILOBYTES)
             pool = Pool(workers, handlers, max_jobs_per_child=max_jobs_per_child)
             worker = Worker(store, pool, signals, queues=queues, lease_seconds=lease_seconds, drain=drain,
                             grace_seconds=grace_seconds, default_timeout_ms=default_timeout_ms,

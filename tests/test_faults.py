@@ -164,7 +164,7 @@ READS = {"add known", "last_seq", "get", "list", "iterate", "page", "counts", "b
          "newest_ids"}
 # What touches no jobs, is begun by the operations above, or has a test of its own.
 ELSEWHERE = {"close", "hold", "resume", "disown", "is_replaced", "wal_bytes", "snapshot", "work",
-             "checkpoint", "purge", "backup", "export"}
+             "checkpoint", "purge", "backup", "export", "limit_memory"}
 
 
 def public(face: type) -> set[str]:
