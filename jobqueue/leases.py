@@ -11,6 +11,8 @@ completion adds the number of its dependents, each edge once.
 
 from __future__ import annotations
 
+import json
+
 from .connection import Connection
 from .errors import InvalidJob, UnknownJobError
 from .jobs import DEFAULT_QUEUE, MAX_QUEUES, Job, clean_error, encode_json
@@ -60,6 +62,12 @@ _EXTEND = f"UPDATE jobs SET lease_expires_at = :until WHERE {_HELD}"
 _REPORT = f"UPDATE jobs SET progress = :progress, progress_note = :note WHERE {_HELD}"
 _COMPLETE = f"""UPDATE jobs SET status = '{MOVES["complete", sources("complete")[0]]}', finished_at = :now,
                 result = :result, {_END_LEASE} WHERE {_HELD}"""
+_COMPLETE_ALL = f"""
+UPDATE jobs SET status = '{MOVES["complete", sources("complete")[0]]}', finished_at = :now, result = done.result,
+       {_END_LEASE}
+FROM (SELECT value ->> 0 AS seq, value ->> 1 AS token, value ->> 2 AS result FROM json_each(:outcomes)) AS done
+WHERE jobs.seq = done.seq AND jobs.lease_token = done.token AND {IS_RUNNING} AND lease_expires_at > :now
+RETURNING seq"""
 _RELEASE = f"""UPDATE jobs SET status = '{MOVES["release", sources("release")[0]]}', attempts = attempts - 1,
                started_at = NULL, ready = (run_at <= :now), {_END_LEASE} WHERE {_HELD}"""
 _UNLOCK = f"""
@@ -208,14 +216,17 @@ class Leases(Connection):
 
     def complete_many(self, outcomes: Iterable[tuple[int, str, str | None]], *, now_ms: int) -> list[bool]:
         """Complete jobs, each given as (seq, token, result as JSON text); return which leases were still held."""
-        done: list[int] = []
-        answers: list[bool] = []
+        outcomes = list(outcomes)
         with self.transaction():
-            for seq, token, result in outcomes:
-                held = self._update(_COMPLETE, {"seq": seq, "token": token, "now": now_ms, "result": result})
-                answers.append(held)
-                if held:
-                    done.append(seq)
+            if 1 < len(outcomes) == len({seq for seq, _, _ in outcomes}):
+                values = {"now": now_ms, "outcomes": json.dumps(outcomes)}
+                done = [seq for (seq,) in self.sqlite.execute(_COMPLETE_ALL, values).fetchall()]
+                kept = set(done)
+                answers = [seq in kept for seq, _, _ in outcomes]
+            else:  # a job twice: the first may be stale, and the second not
+                answers = [self._update(_COMPLETE, {"seq": seq, "token": token, "now": now_ms, "result": result})
+                           for seq, token, result in outcomes]
+                done = [seq for (seq, _, _), held in zip(outcomes, answers, strict=True) if held]
             if done:
                 parents = f"[{','.join(map(str, done))}]"
                 if self.sqlite.execute(_HAS_DEPENDENTS, (parents,)).fetchall():  # a tenth of what _UNLOCK costs

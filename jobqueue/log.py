@@ -64,7 +64,7 @@ class Log:
         else:
             about_text = "" if job is None else (
                 f" job {job.id} ({job.type}), attempt {job.attempts}/{job.max_attempts}:")
-            self._lines.append(f"{self._time} {LEVELS[level].upper():7}{escape(about_text)} {escape(message)}\n")
+            self._lines.append(f"{self._time} {LEVELS[level].upper():7}{escape(f'{about_text} {message}')}\n")
 
     # -- the worker ----------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
     python -m tests.parallel [--jobs N]
 
-Tells what `python -m unittest discover` would, in the same words at the end, in half the time on two CPUs. Each module
-has an interpreter of its own, with the warning options of this one. Exit status 1: a test failed, or a module ran none.
+Tells what `python -m unittest discover` would, in the same words at the end, in half the time on two CPUs. Each
+module has an interpreter of its own, with the warning options of this one. Exit status 1: a test failed, or a
+module ran none.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Which moves exist and where they lead is stated here once more as tables of lite
 
 from __future__ import annotations
 
+import json
 import unittest
 from collections.abc import Callable
 from typing import Any
@@ -233,6 +234,24 @@ class FailureTest(StoreTestCase):
         self.assertFalse(self.store.complete("j", token(job), "second", now_ms=NOW + 1))
         self.assertEqual(self.store.fail("j", token(job), "late", now_ms=NOW + 1), None)
         self.assertEqual(self.contents(), before)
+
+    def test_of_many_outcomes_each_stands_or_falls_with_its_own_lease(self) -> None:
+        self.add_many([{"id": id} for id in ("good", "stolen", "over", "canceled", "odd")])
+        seqs = {job.id: job.seq for job in self.store.list()}
+        tokens = {job.id: token(job) for job in self.claim(limit=5)}
+        self.store.extend("over", tokens["over"], now_ms=NOW, lease_ms=1)
+        self.store.cancel("canceled", now_ms=NOW)
+        odd = json.dumps({"a\"]\\": ["\u20ac\u0000'", 2**70, 1.5]}, ensure_ascii=False)
+        tokens["stolen"] = tokens["good"]
+        results = {"good": None, "stolen": '"no"', "over": '"late"', "canceled": None, "odd": odd}
+        outcomes = [(999, tokens["good"], None), *((seqs[id], tokens[id], results[id]) for id in results)]
+        before = {id: self.job(id).as_dict() for id in ("stolen", "over", "canceled")}
+        answers = self.store.complete_many(outcomes, now_ms=NOW + 1)
+        self.assertEqual(answers, [False, True, False, False, False, True])
+        self.assertEqual({id: self.job(id).as_dict() for id in before}, before)
+        self.assertEqual((self.job("good").status, self.job("good").result_json), ("completed", None))
+        self.assertEqual((self.job("odd").status, self.job("odd").result_json), ("completed", odd))
+        self.assertEqual(self.job("odd").finished_at, NOW + 1)
 
     def test_of_two_outcomes_in_one_call_the_first_counts(self) -> None:
         self.add("a")

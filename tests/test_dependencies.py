@@ -80,6 +80,8 @@ class OrderTest(StoreTestCase):
         a, b = self.claim(limit=2)
         answers = self.store.complete_many([(a.seq, token(a), None), (b.seq, token(a), None)], now_ms=NOW)
         self.assertEqual((answers, self.job("child").unmet), ([True, False], 1))
+        answers = self.store.complete_many([(b.seq, token(a), None)], now_ms=NOW)
+        self.assertEqual((answers, self.job("child").unmet), ([False], 1))
 
     def test_a_child_that_is_not_due_yet_waits_for_its_time(self) -> None:
         self.add("a")

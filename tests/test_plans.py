@@ -209,15 +209,15 @@ class StatementsTest(StoreTestCase):
         ):
             self.assertEqual(" ".join(self.statements(operation)), expected, name)
 
-    def test_settling_many_takes_one_statement_each_and_one_for_all_their_dependents(self) -> None:
+    def test_settling_many_takes_one_statement_and_two_for_all_their_dependents(self) -> None:
         self.add_many([{"id": f"{n}"} for n in range(20)])
         self.add_many([{"depends_on": [f"{n}", f"{(n + 1) % 20}"]} for n in range(20)])
         outcomes = [(job.seq, token(job), None) for job in self.claim(limit=20)]
         got = self.statements(lambda: self.store.complete_many(outcomes, now_ms=NOW))
-        self.assertEqual(got, ["BEGIN", *["UPDATE"] * 20, "SELECT", "UPDATE", "COMMIT"])
+        self.assertEqual(got, ["BEGIN", "UPDATE", "SELECT", "UPDATE", "COMMIT"])
         outcomes = [(job.seq, token(job), None) for job in self.claim(limit=20)]
         got = self.statements(lambda: self.store.complete_many(outcomes, now_ms=NOW))
-        self.assertEqual(got, ["BEGIN", *["UPDATE"] * 20, "SELECT", "COMMIT"])
+        self.assertEqual(got, ["BEGIN", "UPDATE", "SELECT", "COMMIT"])
 
     def test_an_idle_turn_writes_nothing(self) -> None:
         self.add(run_at=NOW + 1)
