@@ -230,9 +230,10 @@ class Model:
         return last is not None and self.from_ahead(last, now)
 
     def pull_back(self, now: int, queues: Sequence[str]) -> None:
-        """Let leases that were granted by a clock ahead begin now."""
+        """Let leases that were granted by a clock ahead begin now, where the one that ends last is such a one."""
+        found = {queue for queue in queues if self.last_is_from_ahead(queue, now)}
         for job in self.jobs.values():
-            if job.queue in queues and self.from_ahead(job, now):
+            if job.queue in found and self.from_ahead(job, now):
                 job.lease_expires_at = (job.lease_expires_at or 0) - (job.started_at or 0) + now
                 job.started_at = now
 
