@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from jobqueue import DatabaseError, JobQueueError, JobScheduler, Queue, connection, schema, turn
+from jobqueue import DatabaseError, JobQueueError, JobScheduler, Queue, connection, oversight, schema, turn
 from jobqueue.child import DONE, ERROR, STOPPED
 from jobqueue.db import Store
 from jobqueue.events import Outcome
@@ -177,7 +177,8 @@ class FaultCase(TempDirTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        for patch in (quick_commits(), mock.patch.object(connection, "CHECKPOINT_PAUSE_SECONDS", 0.0)):
+        for patch in (quick_commits(), mock.patch.object(connection, "CHECKPOINT_PAUSE_SECONDS", 0.0),
+                      mock.patch.object(oversight, "LONG_HOLD_MS", 10**9)):  # the same statements at any speed
             patch.start()
             self.addCleanup(patch.stop)
         self.faults = Faults()
