@@ -117,6 +117,11 @@ def add_database(parser: ArgumentParser) -> None:
                         help="use it even if every user of the machine could change or replace it")
 
 
+def add_quiet(parser: ArgumentParser) -> None:
+    """Add `--quiet` to the parser of a command that shows a progress bar."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
+
+
 def add_json(parser: ArgumentParser, help: str) -> None:
     """Add `--json` to the parser of a command that has data to print."""
     parser.add_argument("--json", action="store_true", help=help)

@@ -17,6 +17,7 @@ from .common import (
     Usage,
     add_database,
     add_json,
+    add_quiet,
     database_path,
     emit_ids,
     emit_json,
@@ -75,7 +76,7 @@ def _add_options(parser: ArgumentParser) -> None:
     add("--depends-on", metavar="ID", action="append", help="a job that must complete first; repeatable")
     add("--trace", metavar="ID", help="a W3C traceparent, or any id that travels along")
     add("--file", metavar="FILE", help="many jobs as JSON Lines, stored all or none; - reads stdin")
-    add("-q", "--quiet", action="store_true", help="no progress bar on the terminal")
+    add_quiet(parser)
     add_json(parser, 'print {"id": ..., "created": ...}; with --file {"id": ...} for each job')
 
 

@@ -9,6 +9,7 @@ from .common import (
     Usage,
     add_database,
     add_json,
+    add_quiet,
     database_path,
     emit,
     emit_json,
@@ -68,7 +69,7 @@ def _add_purge(parser: ArgumentParser) -> None:
         help=f"{', '.join(FINISHED)}; repeatable ({COMPLETED} and {CANCELED})")
     add("--type", metavar="TYPE", help="only jobs of this type")
     add("--dry-run", action="store_true", help="count them, change nothing")
-    add("-q", "--quiet", action="store_true", help="show no progress bar")
+    add_quiet(parser)
     add_json(parser, 'print {"purged": N, "kept": N, "freed_bytes": N, "dry_run": false}')
 
 
@@ -120,7 +121,7 @@ def _add_backup(parser: ArgumentParser) -> None:
     parser.usage = f"{parser.prog} FILE [options]"
     add("file", metavar="FILE", nargs="?", help="where to write the copy")
     add("--force", action="store_true", help="replace FILE if it is there")
-    add("-q", "--quiet", action="store_true", help="show no progress bar")
+    add_quiet(parser)
     add_json(parser, 'print {"file": PATH, "bytes": N}')
 
 

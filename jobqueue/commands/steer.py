@@ -10,6 +10,7 @@ from .common import (
     add_database,
     add_ids,
     add_json,
+    add_quiet,
     emit,
     emit_ids,
     emit_json,
@@ -80,7 +81,7 @@ def _add_cancel(parser: ArgumentParser) -> None:
     add("--type", metavar="TYPE", help="only jobs of this type")
     add("--queue", metavar="NAME", help="only jobs in this queue")
     add("--dry-run", action="store_true", help="say what would be canceled, change nothing")
-    add("-q", "--quiet", action="store_true", help="no progress bar on the terminal")
+    add_quiet(parser)
     add_json(parser, 'print {"id": ..., "status": ..., "canceled": true} for each, or {"canceled": N, ...}')
 
 
@@ -145,7 +146,7 @@ def _add_retry_failed(parser: ArgumentParser) -> None:
     add("--error", metavar="TEXT", help="only jobs whose last error holds this text, to the letter")
     add("--id", metavar="ID", help="only this job")
     add("--dry-run", action="store_true", help="count them, change nothing")
-    add("-q", "--quiet", action="store_true", help="no progress bar on the terminal")
+    add_quiet(parser)
     add_json(parser, 'print {"retried": N, "dry_run": false}')
 
 

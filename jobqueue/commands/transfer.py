@@ -7,7 +7,7 @@ import sys
 from ..errors import InvalidJob
 from ..jobs import MAX_JSON_DEPTH, decode_json
 from ..lifecycle import STATUSES
-from .common import EXIT_DONE, Usage, add_database, add_json, emit_json, one_of, open_queue, say
+from .common import EXIT_DONE, Usage, add_database, add_json, add_quiet, emit_json, one_of, open_queue, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _add_export(parser: ArgumentParser) -> None:
     add("--status", metavar="STATUS", type=one_of(STATUSES, "status"), help="only jobs in this status")
     add("--type", metavar="TYPE", help="only jobs of this type")
     add("--queue", metavar="NAME", help="only jobs in this queue")
-    add("-q", "--quiet", action="store_true", help="show no progress bar")
+    add_quiet(parser)
     add_json(parser, "no difference: it always is JSON")
 
 
@@ -95,7 +95,7 @@ def _add_import(parser: ArgumentParser) -> None:
     parser.usage = f"{parser.prog} FILE [options]"
     add("file", metavar="FILE", nargs="?", help="what export wrote; - reads it from stdin")
     add("--skip-existing", action="store_true", help="leave out jobs whose id is taken")
-    add("-q", "--quiet", action="store_true", help="show no progress bar")
+    add_quiet(parser)
     add_json(parser, 'print {"imported": N, "skipped": N}')
 
 
